@@ -1,0 +1,32 @@
+"""plan: where every byte of a training step lies.  Pure Python and NumPy, no CUDA."""
+
+from plan.config import OptimizerKind, PlanConfig
+from plan.dtensor import DTensor, DType, slot_bytes
+from plan.errors import PlanError
+from plan.memory_plan import GRANULE, MemoryPlan, Parameter, Range
+from plan.region import NUM_REGIONS, Region
+from plan.segments import Segments, segments
+from plan.serialize import digest, first_difference, from_json, to_json
+from plan.variants import finalize_variants
+
+__all__ = [
+    "GRANULE",
+    "NUM_REGIONS",
+    "DTensor",
+    "DType",
+    "MemoryPlan",
+    "OptimizerKind",
+    "Parameter",
+    "PlanConfig",
+    "PlanError",
+    "Range",
+    "Region",
+    "Segments",
+    "digest",
+    "finalize_variants",
+    "first_difference",
+    "from_json",
+    "segments",
+    "slot_bytes",
+    "to_json",
+]

@@ -1,0 +1,76 @@
+"""The scalars that every plan has, in the order in which kernels index them.
+
+Scalar k of S_SCALAR_FP32 or S_SCALAR_INT32 lies k slots (128 elements) behind the region's start.
+The FP32 scalars that the device itself changes stand last, apart from those of the host, so that
+one upload of neighbouring host scalars never overwrites them.
+"""
+
+from __future__ import annotations
+
+SCALAR_STRIDE = 128
+"""Elements between neighbouring scalars: an FP32 or INT32 slot of one element is 512 bytes."""
+
+FP32_SCALARS: dict[str, float] = {
+    "lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "one_minus_beta1": 1 - 0.9,
+    "one_minus_beta2": 1 - 0.999,
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+    "momentum": 0.9,
+    "one_minus_dampening": 1.0,
+    "trust_coefficient": 1e-3,
+    "one_minus_ema_decay": 1 - 0.9999,
+    "clip_norm": 0.0,
+    "clip_value": 0.0,
+    "growth_factor": 2.0,
+    "backoff_factor": 0.5,
+    "min_loss_scale": 1.0,
+    "max_loss_scale": 2.0**127,
+    "label_smoothing": 0.0,
+    "bn_eps": 1e-5,
+    "bn_momentum": 0.1,
+    "dropout_seed": 0.0,
+    "loss_scale": 1.0,
+    "grad_scale": 1.0,
+}
+"""Name -> value in a fresh arena.  The last two are changed by the device."""
+
+INT32_SCALARS: dict[str, int] = {
+    "growth_interval": 2000,
+    "hysteresis": 1,
+    "batch_size": 1,
+    "global_batch_size": 1,
+    "step": 0,
+    "found_inf": 0,
+    "skip_step": 0,
+    "skipped_steps": 0,
+    "growth_tracker": 0,
+    "hysteresis_tracker": 1,
+    "floor_hits": 0,
+    "first_nonfinite": 2**31 - 1,
+    "ticket": 0,
+}
+"""Name -> value in a fresh arena.  From ``step`` on they are changed by the device."""
+
+DEVICE_OWNED = frozenset({"loss_scale", "grad_scale"}) | frozenset(
+    list(INT32_SCALARS)[list(INT32_SCALARS).index("step") :]
+)
+"""Scalars that kernels write; the host's last value of them is not their value."""
+
+RESULTS = ("loss", "top1", "top5")
+"""Scalars of R_RESULT, written by the caller's loss; they ride along in gradient bucket 1."""
+
+ACCUMULATED = ("loss", "top1", "top5", "samples")
+"""Sums of R_RESULT_ACCUMULATED, each two elements: the sum and what rounding took from it."""
+
+
+def fp32_index(name: str) -> int:
+    """Return the element index of a scalar inside S_SCALAR_FP32."""
+    return list(FP32_SCALARS).index(name) * SCALAR_STRIDE
+
+
+def int32_index(name: str) -> int:
+    """Return the element index of a scalar inside S_SCALAR_INT32."""
+    return list(INT32_SCALARS).index(name) * SCALAR_STRIDE

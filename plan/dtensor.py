@@ -1,0 +1,158 @@
+"""DType, DTensor, slot_bytes: a tensor is a descriptor that owns no memory.
+
+A slot is the room a tensor takes in the arena.  With n elements, counted after channel padding:
+
+    slot16(n) = align256(2*n + 16)      FP16, BF16
+    slot32(n) = 2 * slot16(n)           FP32, INT32
+    slot8(n)  = align256(n + 16)        INT8
+
+An FP32 slot is exactly twice the half slot of the same shape, so a whole series of FP32 tensors
+and its half copy correspond by ``offset / 2`` and one flat cast serves them all.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from math import prod
+
+from plan.errors import PlanError
+from plan.region import Region
+
+ALIGNMENT = 256
+"""Bytes: every slot starts and ends on a multiple of this."""
+
+TAIL = 16
+"""Bytes kept free behind the last element, for readers that fetch a whole vector."""
+
+
+class DType(Enum):
+    """Element type of a tensor: its name and its size in bytes.
+
+    >>> DType.FP32.itemsize, DType.BF16.itemsize
+    (4, 2)
+    """
+
+    FP32 = ("fp32", 4)
+    FP16 = ("fp16", 2)
+    BF16 = ("bf16", 2)
+    INT32 = ("int32", 4)
+    INT8 = ("int8", 1)
+
+    def __init__(self, label: str, itemsize: int) -> None:
+        self.label = label
+        self.itemsize = itemsize
+
+    @property
+    def is_half(self) -> bool:
+        """Whether this is one of the two 16-bit floating-point types."""
+        return self in (DType.FP16, DType.BF16)
+
+
+def align_up(value: int, multiple: int) -> int:
+    """Round ``value`` up to a multiple of ``multiple``; both are plain ints of any size."""
+    return -(-value // multiple) * multiple
+
+
+def sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
+    """Return ``shape`` as a tuple of at most four plain ints; an int is a vector.
+
+    NumPy integers of any width are converted first, so no product of them wraps at 2**31.
+
+    Raises:
+        PlanError: more than four dimensions, or a negative one.
+        TypeError: a dimension that is not an integer.
+    """
+    out = tuple(operator.index(d) for d in (shape if isinstance(shape, Sequence) else (shape,)))
+    if len(out) > 4 or any(d < 0 for d in out):
+        raise PlanError(f"shape: got {out}, expected at most 4 dimensions, none negative")
+    return out
+
+
+def channel_multiple(dtype: DType, region: Region) -> int:
+    """Return the multiple, in elements, to which ``region`` pads C for ``dtype`` (1: not padded)."""
+    if dtype.is_half and region in (Region.I_A_DATA, Region.I_B_DATA):
+        return 4
+    if dtype.is_half and region in (Region.F_FEATURE_FP16, Region.F_GRAD_SLOT_FP16):
+        return 8
+    if dtype is DType.INT8 and region is Region.S_MASK:
+        return 8
+    return 1
+
+
+def padded(shape: tuple[int, ...], dtype: DType, region: Region) -> tuple[int, ...]:
+    """Return ``shape`` with C rounded up as ``region`` pads it."""
+    if not shape:
+        return ()
+    return (*shape[:-1], align_up(shape[-1], channel_multiple(dtype, region)))
+
+
+def slot_bytes(numel: int, dtype: DType) -> int:
+    """Return the slot size in bytes of ``numel`` elements (channel padding included).
+
+    >>> slot_bytes(0, DType.FP16), slot_bytes(0, DType.FP32), slot_bytes(5, DType.FP16)
+    (256, 512, 256)
+    """
+    n = operator.index(numel)
+    if dtype.itemsize == 1:
+        return align_up(n + TAIL, ALIGNMENT)
+    half = align_up(2 * n + TAIL, ALIGNMENT)
+    return half if dtype.is_half else 2 * half
+
+
+@dataclass(frozen=True)
+class DTensor:
+    """One tensor of a plan: where it lies, never what it holds.
+
+    The same descriptor names the same bytes on every device that runs the plan.
+
+    Attributes:
+        id: position in allocation order; equal over variants of one model.
+        name: unique within the plan.
+        shape: logical shape as it was given, plain ints.
+        dtype: element type.
+        region: the region it lies in.
+        slot_bytes: bytes it takes in the arena.
+        offset: bytes from the arena's start; -1 until the plan is finalized.
+    """
+
+    id: int
+    name: str
+    shape: tuple[int, ...]
+    dtype: DType
+    region: Region
+    slot_bytes: int
+    offset: int = -1
+
+    @property
+    def nhwc(self) -> tuple[int, int, int, int]:
+        """The shape as (N, H, W, C); a vector is (1, 1, 1, n)."""
+        n, h, w, c = (1,) * (4 - len(self.shape)) + self.shape
+        return n, h, w, c
+
+    @property
+    def numel(self) -> int:
+        """Logical elements, without any padding."""
+        return prod(self.shape)
+
+    @property
+    def padded_shape(self) -> tuple[int, ...]:
+        """The shape as it lies in memory: C rounded up where the region pads channels."""
+        return padded(self.shape, self.dtype, self.region)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes from the first to past the last element, channel padding included."""
+        return prod(self.padded_shape) * self.dtype.itemsize
+
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Bytes between neighbours along each dimension of ``shape``."""
+        out = []
+        step = self.dtype.itemsize
+        for size in reversed(self.padded_shape):
+            out.append(step)
+            step *= size
+        return tuple(reversed(out))

@@ -50,6 +50,7 @@ INT32_SCALARS: dict[str, int] = {
     "hysteresis_tracker": 1,
     "floor_hits": 0,
     "first_nonfinite": 2**31 - 1,
+    "nonfinite_granule": 2**31 - 1,
     "ticket": 0,
 }
 """Name -> value in a fresh arena.  From ``step`` on they are changed by the device."""

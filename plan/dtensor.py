@@ -48,7 +48,7 @@ class DType(Enum):
     @property
     def is_half(self) -> bool:
         """Whether this is one of the two 16-bit floating-point types."""
-        return self in (DType.FP16, DType.BF16)
+        return self.itemsize == 2
 
 
 def align_up(value: int, multiple: int) -> int:
@@ -65,8 +65,8 @@ def sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
         PlanError: more than four dimensions, or a negative one.
         TypeError: a dimension that is not an integer.
     """
-    out = tuple(operator.index(d) for d in (shape if isinstance(shape, Sequence) else (shape,)))
-    if len(out) > 4 or any(d < 0 for d in out):
+    out = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
+    if len(out) > 4 or min(out, default=0) < 0:
         raise PlanError(f"shape: got {out}, expected at most 4 dimensions, none negative")
     return out
 

@@ -90,6 +90,9 @@ class MemoryPlan:
         self._by_region: list[list[DTensor]] = [[] for _ in Region]
         self._base = [0] * (len(Region) + 1)
         self._grad_slots: dict[int, DTensor] = {}
+        self._enabled = [self.config.enables(region) for region in Region]
+        self._dtypes = [self._region_dtype(region) for region in Region]
+        self._series = {k: self._parameter_regions(k) for k in PARAMETER_KINDS}
         self._alloc_baseline_scalars()
 
     # Announcing tensors
@@ -110,12 +113,12 @@ class MemoryPlan:
         """
         if self.finalized:
             raise PlanError(f"alloc {name or region.name}: the plan is finalized, make a new one")
-        if not self.config.enables(region):
+        if not self._enabled[region]:
             raise PlanError(
                 f"alloc {name or region.name}: region {region.name} is disabled by "
                 f"{self.config}, expected {region.when.value}"
             )
-        own = self._region_dtype(region)
+        own = self._dtypes[region]
         if own is None and dtype is None or own is not None and dtype not in (None, own):
             wanted = "a dtype" if own is None else own.label
             got = dtype.label if dtype else None
@@ -146,13 +149,9 @@ class MemoryPlan:
                 f"parameter {name}: kind got {kind!r}, expected one of {', '.join(PARAMETER_KINDS)}"
             )
         made: dict[tuple[str, bool], DTensor] = {}
-        for series, half in self.config.series_of_parameter(kind in WEIGHT_KINDS):
-            region = series_region(series, kind, half)
-            made[series, half] = self.alloc(
-                region,
-                4 if series == "N" else shape,
-                name if series == "W" else f"{name}#{region.name[0]}{'16' * half}",
-            )
+        for series, half, region in self._series[kind]:
+            label = name if series == "W" else f"{name}#{series}{'16' if half else ''}"
+            made[series, half] = self.alloc(region, 4 if series == "N" else shape, label)
         get = made.get
         parameter = Parameter(
             name,
@@ -343,6 +342,10 @@ class MemoryPlan:
             return None
         return self.config.half_dtype if region.dtype == "half" else DType[region.dtype.upper()]
 
+    def _parameter_regions(self, kind: str) -> list[tuple[str, bool, Region]]:
+        pairs = self.config.series_of_parameter(kind in WEIGHT_KINDS)
+        return [(series, half, series_region(series, kind, half)) for series, half in pairs]
+
     def _typed(self, prefix: str, dtype: DType) -> Region:
         return Region[f"{prefix}_{'FP16' if dtype.is_half else dtype.name}"]
 
@@ -362,8 +365,7 @@ class MemoryPlan:
         if not weights:
             return
         granules = sum(t.slot_bytes for t in weights) // (4 * GRANULE)
-        words = granules if len(weights) > 2**16 else (granules + 1) // 2
         self.alloc_temp(BLOCK_FLOATS + ROW_FLOATS * len(weights), DType.FP32, "step.coefficients")
         self.alloc_temp((MAX_GROUPS, GROUP_FLOATS), DType.FP32, "step.groups")
         self.alloc_temp(len(weights), DType.INT32, "step.group_of_tensor")
-        self.alloc_temp(words, DType.INT32, "step.segments")
+        self.alloc_temp(granules, DType.INT32, "step.segments")

@@ -1,0 +1,326 @@
+"""Arena: the one allocation, typed views of it, scalars, upload and download.
+
+An arena is made for a plan, or wraps a buffer that the caller owns; then it needs no plan.  It
+lies on a GPU, in host memory (``device="cpu"``, where ops run their rules through numba.njit), or
+in host memory played by Numba's simulator.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from plan import DTensor, DType, MemoryPlan, PlanConfig, PlanError, Range, Region
+from plan.region import PARAMETER_KINDS, WEIGHT_KINDS
+from plan.segments import weight_segments
+from rangeops.scalars import Scalars
+from rangeops.stream import current_handle, gpu_count
+
+_NUMPY = {
+    DType.FP32: "f4",
+    DType.FP16: "f2",
+    DType.BF16: "u2",
+    DType.INT32: "i4",
+    DType.INT8: "i1",
+}
+
+
+def simulator_on() -> bool:
+    """Return whether Numba's simulator plays the GPU in this process."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+
+def default_device() -> str:
+    """Return "cuda" where there is a GPU (or the simulator), else "cpu"."""
+    return "cuda" if simulator_on() or gpu_count() else "cpu"
+
+
+class Arena:
+    """One allocation that holds all tensors of a plan.
+
+    Creation zeroes every byte, then writes the initial scalars and the segment table, so padding
+    is zero from the start and stays so.
+
+    >>> from plan import MemoryPlan, PlanConfig
+    >>> plan = MemoryPlan(PlanConfig("sgd"))
+    >>> w = plan.parameter("w", "fc_weight", (2, 3)).weight
+    >>> arena = Arena(plan.finalize(), device="cpu")
+    >>> arena[w] = 1.5
+    >>> float(arena["w"].sum())
+    9.0
+
+    Args:
+        plan: a finalized plan.
+        device: "cuda", "cuda:1", "cpu", or None for a GPU where there is one.
+        buffer: memory of the caller's for the plan, at least ``plan.total_bytes`` long; it is
+            zeroed.
+
+    Raises:
+        PlanError: plan not finalized, or larger than the memory (both numbers are in the message).
+    """
+
+    def __init__(
+        self, plan: MemoryPlan, device: str | int | None = None, buffer: Any = None
+    ) -> None:
+        if not plan.finalized:
+            raise PlanError("Arena: the plan is not finalized, call plan.finalize() first")
+        if buffer is None:
+            self._adopt(*_allocate(plan.total_bytes, device), "cupy")
+        else:
+            memory, framework = _flat(buffer)
+            self._adopt(memory, device == "simulator", framework)
+            if self.nbytes < plan.total_bytes:
+                raise PlanError(
+                    f"Arena: the buffer holds {self.nbytes} bytes, the plan needs "
+                    f"{plan.total_bytes}; give a larger one"
+                )
+        self.plan: MemoryPlan | None = plan
+        self._initialize(plan)
+
+    @classmethod
+    def wrap(cls, buffer: Any, device: str | None = None) -> Arena:
+        """Return an arena over memory that the caller owns, with no plan.
+
+        ``buffer`` is a NumPy array, a CuPy array, a torch tensor or anything contiguous with
+        ``__cuda_array_interface__`` or DLPack.  Nothing is copied or zeroed.  Host memory is a
+        CPU arena; with ``device="simulator"`` the simulator's kernels run on it.
+
+        Raises:
+            TypeError: none of these. ValueError: not contiguous, or read-only.
+        """
+        self = cls.__new__(cls)
+        memory, framework = _flat(buffer)
+        self._adopt(memory, device == "simulator", framework)
+        self.plan = None
+        return self
+
+    def _adopt(self, memory: Any, simulated: bool, framework: str) -> None:
+        self.memory = memory
+        self.framework = framework
+        self.nbytes = int(memory.nbytes)
+        self.on_gpu = not isinstance(memory, np.ndarray)
+        self.device_id = int(memory.device.id) if self.on_gpu else -1
+        self.simulated = simulated and not self.on_gpu
+        self.ptr = int(memory.data.ptr) if self.on_gpu else int(memory.ctypes.data)
+        self._scalars: Scalars | None = None
+
+    def _initialize(self, plan: MemoryPlan) -> None:
+        self.memory[: plan.total_bytes] = 0
+        self.scalars.reset()
+        if "step.segments" not in plan.tensors:
+            return
+        table = weight_segments(plan)
+        self["step.segments"] = table.rows.astype(np.int32)
+        groups = np.ones(plan.tensors["step.groups"].shape, np.float32)
+        groups[1, 1] = 0.0
+        self["step.groups"] = groups
+        group = [0 if t.region.kind in WEIGHT_KINDS else 1 for t in table.tensors]
+        self["step.group_of_tensor"] = np.array(group, np.int32)
+
+    # Views
+
+    @property
+    def device(self) -> str:
+        """ "cuda:0", "cpu" or "simulator"."""
+        if self.on_gpu:
+            return f"cuda:{self.device_id}"
+        return "simulator" if self.simulated else "cpu"
+
+    def ptr_at(self, offset: int) -> int:
+        """Return the raw address of byte ``offset``."""
+        return self.ptr + int(offset)
+
+    def view(self, span: Range, dtype: str = "u1") -> Any:
+        """Return a zero-copy one-dimensional view of a byte range (CuPy or NumPy array)."""
+        return self.memory[span.base_offset : span.base_offset + span.size].view(dtype)
+
+    def _tensor(self, tensor: DTensor | str) -> DTensor:
+        if isinstance(tensor, DTensor):
+            return tensor
+        if self.plan is None:
+            raise PlanError(f"arena[{tensor!r}]: this arena wraps a buffer, it has no tensors")
+        if tensor not in self.plan.tensors:
+            raise KeyError(f"arena: no tensor is named {tensor!r}")
+        return self.plan.tensors[tensor]
+
+    def __getitem__(self, tensor: DTensor | str) -> Any:
+        """Return a zero-copy view of a tensor in its logical shape; bf16 comes as uint16 bits."""
+        t = self._tensor(tensor)
+        flat = self.view(Range(t.offset, t.nbytes), _NUMPY[t.dtype])
+        full = flat.reshape(t.padded_shape)
+        return full if t.padded_shape == t.shape else full[..., : t.shape[-1]]
+
+    def __setitem__(self, tensor: DTensor | str, values: Any) -> None:
+        """Write a tensor from a scalar, a NumPy or a CuPy array; its padding is not touched."""
+        view = self[tensor]
+        if self.on_gpu and isinstance(values, np.ndarray):
+            values = self._cupy().asarray(values.astype(view.dtype, copy=False))
+        view[...] = values
+
+    def download(self, tensor: DTensor | str) -> np.ndarray:
+        """Return a copy of a tensor in host memory, after the current stream's work."""
+        view = self[tensor]
+        return np.asarray(view.get()) if self.on_gpu else view.copy()
+
+    def initialize(self) -> None:
+        """Give every parameter and statistic its region's initial value (variances and norm scales 1)."""
+        assert self.plan is not None
+        for tensor in self.plan:
+            if tensor.region.initial:
+                self[tensor] = tensor.region.initial
+
+    # Raw bytes, in stream order
+
+    def write(self, offset: int, values: np.ndarray) -> None:
+        """Copy host values to byte ``offset`` in order of the current stream.
+
+        Raises:
+            RuntimeError: the stream is capturing; a graph would read the host's memory later.
+        """
+        if not self.on_gpu:
+            self.view(Range(offset, values.nbytes))[:] = np.ascontiguousarray(values).view("u1")
+            return
+        runtime = self._cupy().cuda.runtime
+        stream = self.current_stream()
+        if runtime.streamIsCapturing(stream):
+            raise RuntimeError(
+                "arena: got a host write while the stream is capturing, expected it outside; "
+                "set scalars before or after the capture, the graph reads them at replay"
+            )
+        # Pageable memory below 64 KiB is staged before the call returns, so `values` may go away.
+        source = np.ascontiguousarray(values)
+        runtime.memcpyAsync(self.ptr_at(offset), source.ctypes.data, source.nbytes, 1, stream)
+        if source.nbytes >= 1 << 16:
+            runtime.streamSynchronize(stream)
+
+    def read(self, span: Range, dtype: str = "u1") -> np.ndarray:
+        """Return a host copy of a byte range, after the current stream's work.
+
+        Raises:
+            RuntimeError: the stream is capturing.
+        """
+        if not self.on_gpu:
+            return self.view(span, dtype).copy()
+        runtime = self._cupy().cuda.runtime
+        stream = self.current_stream()
+        if runtime.streamIsCapturing(stream):
+            raise RuntimeError(
+                "arena: got a host read while the stream is capturing, expected it outside; "
+                "read after the replay"
+            )
+        out = np.empty(span.size, np.uint8)
+        runtime.memcpyAsync(out.ctypes.data, self.ptr_at(span.base_offset), span.size, 2, stream)
+        runtime.streamSynchronize(stream)
+        return out.view(dtype)
+
+    def current_stream(self) -> int:
+        """Return the raw handle of the stream that the caller's framework works on."""
+        return current_handle(self.device_id, self.framework)
+
+    @property
+    def scalars(self) -> Scalars:
+        """The scalars of the plan, by attribute."""
+        if self.plan is None:
+            raise PlanError(
+                "arena.scalars: this arena wraps a buffer and has no plan; "
+                "give hyper-parameters to the op, then use launch.set(...)"
+            )
+        if self._scalars is None:
+            plan = self.plan
+            base = {
+                "fp32": plan.range(Region.S_SCALAR_FP32).base_offset,
+                "int32": plan.range(Region.S_SCALAR_INT32).base_offset,
+            }
+
+            def upload(kind: str, element: int, values: np.ndarray) -> None:
+                self.write(base[kind] + 4 * element, values)
+
+            def download(kind: str, element: int) -> Any:
+                dtype = "f4" if kind == "fp32" else "i4"
+                return self.read(Range(base[kind] + 4 * element, 4), dtype)[0].item()
+
+            self._scalars = Scalars(upload, download)
+        return self._scalars
+
+    @staticmethod
+    def _cupy() -> Any:
+        import cupy
+
+        return cupy
+
+
+def private_arena(device: str) -> Arena:
+    """Return a small arena with scalars and one coefficient row, for an op bound without a plan."""
+    plan = MemoryPlan(PlanConfig("none"))
+    plan.parameter("row", PARAMETER_KINDS[3], (1,))
+    return Arena(plan.finalize(), device=device)
+
+
+def _allocate(nbytes: int, device: str | int | None) -> tuple[Any, bool]:
+    name = device if device is not None else default_device()
+    name = f"cuda:{name}" if isinstance(name, int) else str(name)
+    if name == "simulator" or name.startswith("cuda") and simulator_on():
+        return _host_memory(nbytes), True
+    if name == "cpu":
+        return _host_memory(nbytes), False
+    if not name.startswith("cuda"):
+        raise ValueError(f"Arena: device got {name!r}, expected 'cuda', 'cuda:N' or 'cpu'")
+    if not gpu_count():
+        raise RuntimeError(
+            "Arena: got device 'cuda', but the driver offers no GPU; use device='cpu'"
+        )
+    import cupy
+
+    index = int(name.partition(":")[2] or cupy.cuda.Device().id)
+    with cupy.cuda.Device(index):
+        free = cupy.cuda.runtime.memGetInfo()[0]
+        if nbytes > free:
+            raise PlanError(
+                f"Arena: the plan needs {nbytes} bytes, device {index} has {free} free; "
+                "plan a smaller model or free memory"
+            )
+        block = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 256)), 0)
+        return cupy.ndarray(nbytes, cupy.uint8, memptr=block), False
+
+
+def _host_memory(nbytes: int) -> np.ndarray:
+    """Return zeroed host memory that starts on a multiple of 256 bytes."""
+    try:
+        raw = np.zeros(nbytes + 256, np.uint8)
+    except (MemoryError, ValueError) as error:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        raise PlanError(
+            f"Arena: the plan needs {nbytes} bytes, this machine has {total}; plan a smaller model"
+        ) from error
+    start = -raw.ctypes.data % 256
+    return raw[start : start + nbytes]
+
+
+def _flat(buffer: Any) -> tuple[Any, str]:
+    """Return ``buffer`` as a flat uint8 array over the same memory, and the framework it is of."""
+    framework = "torch" if type(buffer).__module__.partition(".")[0] == "torch" else "cupy"
+    if isinstance(buffer, np.ndarray):
+        array: Any = buffer
+    elif hasattr(buffer, "__cuda_array_interface__"):
+        import cupy
+
+        array = cupy.asarray(buffer)
+    elif hasattr(buffer, "__dlpack__"):
+        on_gpu = buffer.__dlpack_device__()[0] == 2
+        array = sys.modules["cupy"].from_dlpack(buffer) if on_gpu else np.from_dlpack(buffer)
+    else:
+        raise TypeError(
+            f"Arena.wrap: got {type(buffer).__name__}, expected a NumPy or CuPy array, a torch "
+            "tensor, or an object with __cuda_array_interface__ or DLPack"
+        )
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"Arena.wrap: got strides {array.strides} for shape {array.shape}, expected "
+            "contiguous memory; wrap a contiguous copy"
+        )
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError("Arena.wrap: got a read-only array, expected one that ops may write")
+    return array.reshape(-1).view("u1"), framework

@@ -1,0 +1,339 @@
+"""Arguments -> Binding: ranges, flags and hyper-parameters resolved and checked, once.
+
+Every refusal of a range op is made here, before anything is compiled or launched: one sentence
+with subject, got, expected and remedy, in bytes or elements.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from plan import GRANULE, DTensor, PlanError, Range, Region
+from plan.region import WEIGHT_KINDS, series_region
+from rangeops import coefficients, scalars
+from rangeops.arena import Arena, private_arena
+
+if TYPE_CHECKING:
+    from rangeops.op import Operand, RangeOp
+
+OPTION_BITS = {
+    "bias_correction": coefficients.BIAS_CORRECTION,
+    "ema_warmup": coefficients.EMA_WARMUP,
+    "maximize": coefficients.MAXIMIZE,
+}
+DEFAULT_OPTIONS = {"bias_correction": True, "ema_warmup": False, "maximize": False}
+
+
+class Bound(NamedTuple):
+    """An operand's place: its operand, bytes in the arena, elements."""
+
+    operand: Operand
+    span: Range
+    numel: int
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What a launch is made of, all checked.
+
+    ``raw`` launches read scalars and coefficients from a small arena of their own (``state``)
+    instead of the plan's; ``values`` are the hyper-parameters they start with.
+    """
+
+    op: RangeOp
+    arena: Arena
+    state: Arena
+    flags: dict[str, Any]
+    bound: dict[str, Bound]
+    options: int
+    raw: bool
+    values: dict[str, float]
+    step: int | None
+
+    @property
+    def first(self) -> Bound | None:
+        """The operand that counts the elements, None for an op on scalars."""
+        return next(iter(self.bound.values()), None)
+
+    @property
+    def rows(self) -> int:
+        """Rows of the coefficient table: tensors of the plan, 1 when raw."""
+        return rows_of(self.state)
+
+    def place(self, name: str) -> tuple[Arena, Range | None]:
+        """Return where a kernel argument lies; None for one that these flags do not use."""
+        if name in self.bound:
+            return self.arena, self.bound[name].span
+        plan = self.state.plan
+        assert plan is not None
+        if name in _STATE_REGIONS:
+            return self.state, plan.range(_STATE_REGIONS[name])
+        if name not in _STATE_TENSORS:
+            return self.arena, None
+        tensor = plan.tensors.get(_STATE_TENSORS[name])
+        if tensor is None:
+            raise PlanError(
+                f"{self.op.name}: the plan has no parameters, expected at least one; "
+                "announce them with plan.parameter(...)"
+            )
+        skip = 4 * self.first_granule if name == "segments" else 0
+        return self.state, Range(tensor.offset + skip, tensor.nbytes - skip)
+
+    @property
+    def half0(self) -> int:
+        """The element from which halves are used: the number of elements where there are none."""
+        count = self.first.numel if self.first else 0
+        halves = [b.numel for b in self.bound.values() if b.operand.element == "half"]
+        return count - halves[0] if halves else count
+
+    @property
+    def first_granule(self) -> int:
+        """The granule of the weights at which the first range starts (0 when raw)."""
+        plan, first = self.arena.plan, self.first
+        if self.raw or plan is None or first is None or not first.operand.series:
+            return 0
+        half = first.operand.element == "half"
+        whole = plan.series_range(first.operand.series, "all", half)
+        inside = (first.span.base_offset - whole.base_offset) // (GRANULE * (2 if half else 4))
+        weights_only = half or first.operand.series in "AN"
+        before = plan.range(Region.W_BN_BIAS, Region.W_FC_BIAS).size // (4 * GRANULE)
+        return inside + (before if weights_only else 0)
+
+
+_STATE_REGIONS = {
+    "s": Region.S_SCALAR_FP32,
+    "k": Region.S_SCALAR_INT32,
+    "result": Region.R_RESULT,
+    "accumulated": Region.R_RESULT_ACCUMULATED,
+}
+_STATE_TENSORS = {
+    "c": "step.coefficients",
+    "segments": "step.segments",
+    "groups": "step.groups",
+    "group_of": "step.group_of_tensor",
+}
+
+
+def rows_of(state: Arena) -> int:
+    """Return the rows of an arena's coefficient table."""
+    return len(state.plan.weights()) if state.plan is not None else 0
+
+
+def as_arena(memory: Any) -> Arena:
+    """Return an Arena, wrapping a foreign buffer."""
+    return memory if isinstance(memory, Arena) else Arena.wrap(memory)
+
+
+def resolve(
+    op: RangeOp, memory: Any, spans: Sequence[Any], arguments: Mapping[str, Any]
+) -> Binding:
+    """Resolve and check all arguments of an op; see ``RangeOp.bind``.
+
+    Raises:
+        ValueError, TypeError, PlanError: what was got, what was expected, what to do.
+    """
+    arena = as_arena(memory)
+    given = dict(arguments)
+    ranges = _take_ranges(op, spans, given)
+    part = given.pop("part", "all")
+    if part not in ("all", "bias", "weight"):
+        raise ValueError(f"{op.name}: part got {part!r}, expected 'all', 'bias' or 'weight'")
+    half = given.pop("half", None)
+    state = given.pop("state", None)
+    step = given.pop("step", None)
+    options = {o: given.pop(o, DEFAULT_OPTIONS[o]) for o in op.options}
+    flags = _take_flags(op, ranges, given)
+    values = {name: given.pop(name) for name in list(given) if name in scalars.NAMES}
+    if given:
+        raise TypeError(f"{op.name}: got unknown {', '.join(given)}, expected {_accepted(op)}")
+    for name, value in values.items():
+        scalars.check(name, value)
+    raw = arena.plan is None or state is not None or bool(values)
+    if raw and "lr" in op.hyper and "lr" not in values and state is None:
+        raise TypeError(f"{op.name}: got no lr for a buffer without a plan, expected lr=...")
+    _settle_half(op, arena, flags, half)
+    bound = _bound(op, arena, ranges, flags, part)
+    word = sum(OPTION_BITS[name] for name, on in options.items() if on)
+    if state is None:
+        state = private_arena(arena.device) if raw else arena
+    elif not isinstance(state, Arena) or state.device != arena.device:
+        raise ValueError(
+            f"{op.name}: state got {getattr(state, 'device', state)}, expected the state of a "
+            f"launch on {arena.device}; bind both on one device"
+        )
+    return Binding(op, arena, state, flags, bound, word, raw, values, step)
+
+
+def _accepted(op: RangeOp) -> str:
+    names = [o.name for o in op.operands]
+    flags = [f for f in op.flags if f != "half"]
+    return ", ".join([*names, *flags, *op.options, *op.hyper, "part", "half", "state"])
+
+
+def _take_ranges(op: RangeOp, spans: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
+    names = [o.name for o in op.operands]
+    if len(spans) > len(names):
+        raise TypeError(f"{op.name}: got {len(spans)} ranges, expected at most {len(names)}")
+    ranges = dict(zip(names, spans, strict=False))
+    for name in names:
+        if name in given:
+            if name in ranges:
+                raise TypeError(f"{op.name}: range {name} got two values, expected one")
+            ranges[name] = given.pop(name)
+    return {name: span for name, span in ranges.items() if span is not None}
+
+
+def _take_flags(op: RangeOp, ranges: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    flags = {name: values[0] for name, values in op.flags.items()} | dict(op.fixed)
+    for name in op.flags:
+        if name in given and name != "half":
+            value = given.pop(name)
+            if value not in op.flags[name]:
+                allowed = ", ".join(map(repr, op.flags[name]))
+                raise ValueError(f"{op.name}: {name} got {value!r}, expected one of {allowed}")
+            flags[name] = value
+    for operand in op.operands:
+        if operand.flag and operand.name in ranges:
+            flags[operand.flag] = True
+    return flags
+
+
+def _active(op: RangeOp, flags: Mapping[str, Any]) -> list[Operand]:
+    return [o for o in op.operands if not o.flag or flags[o.flag]]
+
+
+def _settle_half(op: RangeOp, arena: Arena, flags: dict[str, Any], half: str | None) -> None:
+    """Decide the half format: the plan's, or the caller's on a raw buffer (default fp16)."""
+    if "half" not in op.flags:
+        if half is not None:
+            raise TypeError(f"{op.name}: got half={half!r}, expected none; it moves no halves")
+        return
+    planned = arena.plan.config.half if arena.plan is not None else None
+    wanted = half or planned or "fp16"
+    if wanted not in ("fp16", "bf16"):
+        raise ValueError(f"{op.name}: half got {half!r}, expected 'fp16' or 'bf16'")
+    if planned and half and half != planned:
+        raise ValueError(
+            f"{op.name}: half got {half!r}, the plan's halves are {planned}; leave half out"
+        )
+    uses = any(o.element == "half" for o in _active(op, flags))
+    flags["half"] = wanted if uses else None
+
+
+def _bound(
+    op: RangeOp, arena: Arena, ranges: dict[str, Any], flags: Mapping[str, Any], part: str
+) -> dict[str, Bound]:
+    """Resolve every active operand, then check each alone and all together."""
+    out: dict[str, Bound] = {}
+    if flags.get("half") and "half0" not in op.kernel.integers:
+        part = "weight"
+    for operand in _active(op, flags):
+        if operand.name in ranges:
+            span = _span(op, operand, arena, ranges[operand.name])
+        elif arena.plan is not None and operand.series:
+            span = _planned_span(op, operand, arena, part)
+        elif operand.name == "g" and flags.get("half_grad"):
+            continue
+        else:
+            raise TypeError(
+                f"{op.name}: range {operand.name} is missing; give {operand.name}=Range(offset, size)"
+            )
+        _check_span(op, operand, arena, span)
+        size = {"u1": 1, "half": 2}.get(operand.element, 4)
+        out[operand.name] = Bound(operand, span, span.size // size)
+    for name in ranges:
+        if name not in out:
+            raise TypeError(f"{op.name}: range {name} is not used with flags {dict(flags)}")
+    _check_together(op, list(out.values()))
+    return out
+
+
+def _planned_span(op: RangeOp, operand: Operand, arena: Arena, part: str) -> Range:
+    plan = arena.plan
+    assert plan is not None
+    half = operand.element == "half"
+    if half and part == "bias":
+        raise ValueError(f"{op.name}: part='bias' got half ranges, expected none; leave them out")
+    probe = series_region(operand.series, WEIGHT_KINDS[0], half)
+    if not plan.config.enables(probe):
+        raise PlanError(
+            f"{op.name}: range {operand.name} is region {probe.name}, which the plan disables; "
+            f"expected {probe.when.value} in PlanConfig"
+        )
+    span = plan.series_range(operand.series, part, half)
+    if not span.size and plan.series_range("W", part).size:
+        raise PlanError(
+            f"{op.name}: range {operand.name} (series {operand.series}) is empty in a plan for "
+            f"{plan.config.kind.label}; plan for an optimizer that keeps it"
+        )
+    return span
+
+
+def _span(op: RangeOp, operand: Operand, arena: Arena, given: Any) -> Range:
+    """Return a Range, Region, pair of regions, tensor or (offset, size) as a plain Range."""
+    label = f"{op.name}: range {operand.name}"
+    pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Region)
+    if isinstance(given, Region) or pair:
+        if arena.plan is None:
+            raise PlanError(f"{label} got a region, the arena has no plan; give bytes")
+        return arena.plan.range(*(given if pair else (given,)))
+    if isinstance(given, str | DTensor):
+        tensor = arena._tensor(given)
+        return Range(tensor.offset, tensor.slot_bytes)
+    try:
+        offset, size = given
+        return Range(operator.index(offset), operator.index(size))
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{label} got {given!r}, expected Range(base_offset, size) in whole bytes, a region, "
+            "two regions or a tensor"
+        ) from None
+
+
+def _check_span(op: RangeOp, operand: Operand, arena: Arena, span: Range) -> None:
+    label = f"{op.name}: range {operand.name}"
+    size = {"u1": 1, "half": 2}.get(operand.element, 4)
+    if span.base_offset < 0 or span.size < 0 or span.end > arena.nbytes:
+        raise ValueError(
+            f"{label} got bytes {span.base_offset} .. {span.end}, the arena has {arena.nbytes} "
+            "bytes; give a range inside it"
+        )
+    if span.size % size:
+        raise ValueError(
+            f"{label} got {span.size} bytes, expected a multiple of {size}, the element size; "
+            "give whole elements"
+        )
+    address = arena.ptr_at(span.base_offset)
+    if address % 16:
+        raise ValueError(
+            f"{label} starts at byte {span.base_offset}, address {address}, expected a multiple "
+            "of 16; start ranges on 16 bytes"
+        )
+
+
+def _check_together(op: RangeOp, bound: list[Bound]) -> None:
+    if not bound:
+        return
+    first = bound[0]
+    halves = [b for b in bound if b.operand.element == "half"]
+    for b in bound[1:]:
+        split = "half0" in op.kernel.integers and b in halves
+        fits = b.numel <= first.numel and (first.numel - b.numel) % GRANULE == 0
+        same = b.numel == halves[0].numel if split else b.numel == first.numel
+        if not same or split and not fits:
+            raise ValueError(
+                f"{op.name}: range {b.operand.name} holds {b.numel} elements, "
+                f"{first.operand.name} holds {first.numel}; give both the same regions"
+            )
+    for k, a in enumerate(bound):
+        for b in bound[k + 1 :]:
+            writes = a.operand.role != "read" or b.operand.role != "read"
+            overlap = min(a.span.end, b.span.end) - max(a.span.base_offset, b.span.base_offset)
+            if writes and overlap > 0:
+                raise ValueError(
+                    f"{op.name}: ranges {a.operand.name} and {b.operand.name} share {overlap} "
+                    "bytes, expected none; give ranges apart from each other"
+                )

@@ -1,0 +1,312 @@
+"""The kernel vocabulary on a GPU and in Numba's simulator; the only file that imports numba.cuda.
+
+Kernels receive a vocabulary ``x`` and use its names only: ``thread``, ``load4``, ``store4`` ….
+On a GPU a pointer argument is a ``CPointer``; in the simulator it is a one-dimensional array.
+Half data are uint16 in memory and float32 in arithmetic; ``half(format)`` gives the conversions.
+
+``load4(a, i, left)`` reads elements ``i .. i+3`` as one vector when ``left >= 4``; at the end of
+a range it reads the ``left`` elements that exist one by one, and nothing past them.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import cuda
+from numba.core import config
+
+from rangeops import halves
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+
+if SIMULATED:
+    float32, float64, int32, int64 = np.float32, np.float64, np.int32, np.int64
+    uint8, uint16, uint32 = np.uint8, np.uint16, np.uint32
+
+    def device(function):
+        """Return ``function`` as kernels call it."""
+        return function
+
+    def thread():
+        """Return the index of this thread in the grid."""
+        return cuda.grid(1)
+
+    def load4(a, i, left):
+        """Return the elements i .. i+3 of ``a``; lanes that do not exist repeat the last."""
+        return tuple(a[i + min(k, left - 1)] for k in range(4))
+
+    def load8(a, i, left):
+        """Return the elements i .. i+7 of ``a``; lanes that do not exist repeat the last."""
+        return tuple(a[i + min(k, left - 1)] for k in range(8))
+
+    def store4(a, i, lanes, left):
+        """Write lanes to the elements i .. i+3 of ``a`` that exist."""
+        for k in range(min(4, left)):
+            a[i + k] = lanes[k]
+
+    def store8(a, i, lanes, left):
+        """Write lanes to the elements i .. i+7 of ``a`` that exist."""
+        for k in range(min(8, left)):
+            a[i + k] = lanes[k]
+
+    def clear16(a, i):
+        """Write 16 zero bytes from byte i of ``a``."""
+        a[i : i + 16] = 0
+
+    def copy16(a, b, i):
+        """Copy 16 bytes from byte i of ``b`` to byte i of ``a``."""
+        a[i : i + 16] = b[i : i + 16]
+
+    def float_bits(x):
+        """Return the 32 bits of a float32 as uint32."""
+        return np.float32(x).view(np.uint32)
+
+    def bits_float(u):
+        """Return the float32 with the bits of a uint32."""
+        return np.uint32(u).view(np.float32)
+
+    def _widen_fp16(u):
+        return np.float32(np.uint16(u).view(np.float16))
+
+    def _narrow_fp16(x):
+        return np.float16(x).view(np.uint16)
+
+    def atomic_min(a, i, value):
+        """Lower the int32 ``a[i]`` to ``value``."""
+        cuda.atomic.min(a, i, value)
+
+    def atomic_add(a, i, value):
+        """Add to the int32 ``a[i]`` and return what it was."""
+        return cuda.atomic.add(a, i, value)
+
+else:
+    from llvmlite import ir
+    from numba.cuda.extending import intrinsic
+
+    # numba.cuda brings its own type objects; those of numba itself do not unify with them.
+    from numba.cuda.types import (
+        CPointer,
+        UniTuple,
+        float32,
+        float64,
+        int32,
+        int64,
+        uint8,
+        uint16,
+        uint32,
+        void,
+    )
+
+    _POINTED = {"u1": uint8, "u2": uint16, "u4": uint32, "i4": int32, "f4": float32, "f8": float64}
+
+    def device(function):
+        """Return ``function`` as kernels call it: inlined before typing."""
+        return cuda.jit(device=True, inline="always")(function)
+
+    @device
+    def thread():
+        """Return the index of this thread in the grid, 64-bit."""
+        return cuda.grid(1)
+
+    def _words(builder, pointer, index, count):
+        """Return a pointer to ``count`` 32-bit words in global memory at element ``index``."""
+        p = builder.gep(pointer, [index])
+        p = builder.addrspacecast(p, ir.PointerType(p.type.pointee, 1))
+        word = ir.IntType(32)
+        return builder.bitcast(p, ir.PointerType(ir.VectorType(word, count), 1))
+
+    def _vector_load(lanes):
+        @intrinsic
+        def load(typingctx, pointer, index):
+            def codegen(context, builder, sig, args):
+                size = lanes * sig.args[0].dtype.bitwidth // 8
+                words = builder.load(_words(builder, *args, size // 4), align=size)
+                element = context.get_data_type(sig.args[0].dtype)
+                v = builder.bitcast(words, ir.VectorType(element, lanes))
+                out = [builder.extract_element(v, ir.IntType(32)(k)) for k in range(lanes)]
+                return context.make_tuple(builder, sig.return_type, out)
+
+            return UniTuple(pointer.dtype, lanes)(pointer, int64), codegen
+
+        return load
+
+    def _vector_store(lanes):
+        @intrinsic
+        def store(typingctx, pointer, index, values):
+            def codegen(context, builder, sig, args):
+                element = context.get_data_type(sig.args[0].dtype)
+                size = lanes * sig.args[0].dtype.bitwidth // 8
+                v = ir.Constant(ir.VectorType(element, lanes), ir.Undefined)
+                for k in range(lanes):
+                    lane = builder.extract_value(args[2], k)
+                    v = builder.insert_element(v, lane, ir.IntType(32)(k))
+                words = builder.bitcast(v, ir.VectorType(ir.IntType(32), size // 4))
+                builder.store(words, _words(builder, args[0], args[1], size // 4), align=size)
+                return context.get_dummy_value()
+
+            return void(pointer, int64, UniTuple(pointer.dtype, lanes)), codegen
+
+        return store
+
+    _load4, _load8, _store4, _store8 = (
+        _vector_load(4),
+        _vector_load(8),
+        _vector_store(4),
+        _vector_store(8),
+    )
+
+    @device
+    def load4(a, i, left):
+        """Return the elements i .. i+3 of ``a``; lanes that do not exist repeat the last."""
+        if left >= 4:
+            return _load4(a, i)
+        last = i + left - 1
+        return a[i], a[min(i + 1, last)], a[min(i + 2, last)], a[last]
+
+    @device
+    def load8(a, i, left):
+        """Return the elements i .. i+7 of ``a``; lanes that do not exist repeat the last."""
+        if left >= 8:
+            return _load8(a, i)
+        last = i + left - 1
+        return (
+            a[i],
+            a[min(i + 1, last)],
+            a[min(i + 2, last)],
+            a[min(i + 3, last)],
+            a[min(i + 4, last)],
+            a[min(i + 5, last)],
+            a[min(i + 6, last)],
+            a[last],
+        )
+
+    @device
+    def store4(a, i, lanes, left):
+        """Write lanes to the elements i .. i+3 of ``a`` that exist."""
+        if left >= 4:
+            _store4(a, i, lanes)
+        else:
+            a[i] = lanes[0]
+            if left > 1:
+                a[i + 1] = lanes[1]
+            if left > 2:
+                a[i + 2] = lanes[2]
+
+    @device
+    def store8(a, i, lanes, left):
+        """Write lanes to the elements i .. i+7 of ``a`` that exist."""
+        if left >= 8:
+            _store8(a, i, lanes)
+        else:
+            a[i] = lanes[0]
+            if left > 1:
+                a[i + 1] = lanes[1]
+            if left > 2:
+                a[i + 2] = lanes[2]
+            if left > 3:
+                a[i + 3] = lanes[3]
+            if left > 4:
+                a[i + 4] = lanes[4]
+            if left > 5:
+                a[i + 5] = lanes[5]
+            if left > 6:
+                a[i + 6] = lanes[6]
+
+    @intrinsic
+    def clear16(typingctx, pointer, index):
+        """Write 16 zero bytes from byte ``index`` of ``pointer``."""
+
+        def codegen(context, builder, sig, args):
+            zero = ir.Constant(ir.VectorType(ir.IntType(32), 4), [0, 0, 0, 0])
+            builder.store(zero, _words(builder, args[0], args[1], 4), align=16)
+            return context.get_dummy_value()
+
+        return void(pointer, int64), codegen
+
+    @intrinsic
+    def copy16(typingctx, target, source, index):
+        """Copy 16 bytes from byte ``index`` of ``source`` to byte ``index`` of ``target``."""
+
+        def codegen(context, builder, sig, args):
+            words = builder.load(_words(builder, args[1], args[2], 4), align=16)
+            builder.store(words, _words(builder, args[0], args[2], 4), align=16)
+            return context.get_dummy_value()
+
+        return void(target, source, int64), codegen
+
+    def _conversion(source, target, convert):
+        @intrinsic
+        def cast(typingctx, value):
+            def codegen(context, builder, sig, args):
+                return convert(builder, args[0])
+
+            return target(source), codegen
+
+        return cast
+
+    _HALF, _I16, _F32, _I32 = ir.HalfType(), ir.IntType(16), ir.FloatType(), ir.IntType(32)
+    float_bits = _conversion(float32, uint32, lambda b, v: b.bitcast(v, _I32))
+    bits_float = _conversion(uint32, float32, lambda b, v: b.bitcast(v, _F32))
+    _widen_fp16 = _conversion(uint16, float32, lambda b, v: b.fpext(b.bitcast(v, _HALF), _F32))
+    _narrow_fp16 = _conversion(float32, uint16, lambda b, v: b.bitcast(b.fptrunc(v, _HALF), _I16))
+
+    def _atomic(operation):
+        @intrinsic
+        def atomic(typingctx, pointer, index, value):
+            def codegen(context, builder, sig, args):
+                p = builder.gep(args[0], [args[1]])
+                p = builder.addrspacecast(p, ir.PointerType(p.type.pointee, 1))
+                return builder.atomic_rmw(operation, p, args[2], "monotonic")
+
+            return int32(pointer, int64, int32), codegen
+
+        return atomic
+
+    atomic_min, atomic_add = _atomic("min"), _atomic("add")
+
+
+# numba.cuda does not resolve these through a module attribute chain, so kernels get them by name.
+syncthreads = cuda.syncthreads
+sqrt = math.sqrt
+
+_widen_bf16, _narrow_bf16 = (
+    device(rule) for rule in halves.bf16_rules(uint16, uint32, float_bits, bits_float)
+)
+
+
+def half(dtype):
+    """Return (widen, narrow) of a half format: uint16 -> float32 and back, nearest even."""
+    return (_widen_bf16, _narrow_bf16) if dtype == "bf16" else (_widen_fp16, _narrow_fp16)
+
+
+def block_index():
+    """Return (thread in block, block, blocks)."""
+    return cuda.threadIdx.x, cuda.blockIdx.x, cuda.gridDim.x
+
+
+block_index = device(block_index)
+
+
+def compile_to_ltoir(function, pointers, integers):
+    """Compile a kernel to LTO-IR of compute_75, which links to every later GPU; needs no GPU.
+
+    ``pointers`` are the element types of the leading arguments ("f4", "u2" …), ``integers`` the
+    number of int64 arguments behind them.
+    """
+    signature = void(*[CPointer(_POINTED[t]) for t in pointers], *[int64] * integers)
+    code, _ = cuda.compile(
+        function, signature, cc=(7, 5), device=False, abi="numba", output="ltoir"
+    )
+    return code
+
+
+def simulate(function, grid, block, arrays, integers):
+    """Run a kernel in the simulator on NumPy arrays, in place."""
+
+    def kernel(*arguments):
+        with np.errstate(all="ignore"):
+            function(*arguments)
+
+    views = [cuda.as_cuda_array(a) if hasattr(a, "__cuda_array_interface__") else a for a in arrays]
+    cuda.jit(kernel)[grid, block](*views, *integers)

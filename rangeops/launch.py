@@ -1,0 +1,193 @@
+"""Binding + stream -> BoundLaunch: the grid rule, the compiled kernel, the call.
+
+Binding has done all the thinking, so launching is one call of ``cuda.core.launch`` with plain
+ints (or of the compiled loop on the CPU).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from plan import GRANULE
+from rangeops import binding, build, coefficients, scalars, stream
+
+if TYPE_CHECKING:
+    from rangeops.op import RangeOp
+
+THREADS = 128
+"""Threads a block; with one vector a thread and no grid-stride loop the fastest on H200."""
+
+SIMULATED_THREADS = 32
+"""Threads a block in the simulator, where every thread is a Python thread."""
+
+MAX_BLOCKS = 2**31 - 1
+
+
+def grid(count: int, per_thread: int, threads: int = THREADS) -> int:
+    """Return the number of blocks for ``count`` elements, plain ints of any size.
+
+    >>> grid(2**33, 4)
+    16777216
+
+    Raises:
+        ValueError: more blocks than a grid can have.
+    """
+    blocks = -(-count // (per_thread * threads))
+    if blocks > MAX_BLOCKS:
+        raise ValueError(
+            f"grid: {count} elements need {blocks} blocks, expected at most {MAX_BLOCKS}; "
+            "split the range"
+        )
+    return blocks
+
+
+class BoundLaunch:
+    """A checked, compiled op on fixed ranges; calling it launches.
+
+    Attributes:
+        binding: what it was made of: op, arena, state, flags, ranges.
+        count: elements (or rows) that threads are spread over.
+        nbytes: bytes that one launch moves.
+        integers: the kernel's int64 arguments.
+    """
+
+    def __init__(self, made: binding.Binding) -> None:
+        self.binding = made
+        kernel = made.op.kernel
+        elements = made.first.numel if made.first else 0
+        self.count = {"n": elements, "one": 1, "tensors": made.rows}[kernel.count]
+        self.nbytes = int(self.count * made.op.bytes_per_element(made.flags))
+        menu = {
+            "n": self.count,
+            "half0": made.half0,
+            "shift": 63 if made.raw else GRANULE.bit_length() - 1,
+            "granule0": made.first_granule,
+            "options": made.options,
+            "tensors": made.rows,
+        }
+        self.integers = [menu[name] for name in kernel.integers]
+        self._step = 1
+        self._prepare(tuple(sorted(made.flags.items())))
+        if made.raw and (made.values or made.step) or "lr" in made.values:
+            self.set(made.step, **made.values)
+
+    def _prepare(self, flags: build.Flags) -> None:
+        kernel, arena = self.binding.op.kernel, self.binding.arena
+        if arena.on_gpu:
+            from cuda.core import LaunchConfig, launch
+
+            self._launch = launch
+            self._kernel = build.gpu_kernel(kernel, flags, arena.device_id)
+            blocks = max(1, grid(self.count, kernel.per_thread))
+            self._config = LaunchConfig(grid=blocks, block=THREADS)
+            self._arguments: list[Any] = [*self._pointers(), *self.integers]
+        elif arena.simulated:
+            self._kernel = build.simulated_kernel(kernel, flags)
+        else:
+            self._kernel = build.cpu_loop(kernel, flags)
+            self._arguments = [*self.arrays(), *self.integers]
+
+    def _pointers(self) -> list[int]:
+        places = [self.binding.place(name) for name, _ in self.binding.op.kernel.arguments]
+        return [a.ptr if span is None else a.ptr_at(span.base_offset) for a, span in places]
+
+    def arrays(self, download: bool = False) -> list[Any]:
+        """Return the pointer arguments as typed views of the memory, or as host copies."""
+        kernel = self.binding.op.kernel
+        out = []
+        for (name, _), dtype in zip(kernel.arguments, kernel.pointers, strict=True):
+            owner, span = self.binding.place(name)
+            if span is None:
+                out.append(np.empty(0, dtype))
+            else:
+                out.append(owner.read(span, dtype) if download else owner.view(span, dtype))
+        return out
+
+    def __call__(self, stream: Any = None) -> None:
+        """Launch on ``stream`` (default: the framework's current stream); size 0 launches nothing."""
+        if not self.count:
+            return
+        arena, kernel = self.binding.arena, self.binding.op.kernel
+        if arena.on_gpu:
+            self._launch(self._stream(stream), self._config, self._kernel, *self._arguments)
+        elif arena.simulated:
+            from rangeops import cuda
+
+            blocks = grid(self.count, kernel.per_thread, SIMULATED_THREADS)
+            cuda.simulate(self._kernel, blocks, SIMULATED_THREADS, self.arrays(), self.integers)
+        else:
+            from rangeops import cpu
+
+            cpu.run(self._kernel, self._arguments, self.count, GRANULE, kernel.count != "n")
+
+    def _stream(self, given: Any) -> Any:
+        arena = self.binding.arena
+        handle = arena.current_stream() if given is None else stream.handle_of(given)
+        return stream.native(handle, arena.device_id)
+
+    @property
+    def state(self) -> Any:
+        """The arena of its scalars; another raw launch bound with ``state=`` shares it."""
+        return self.binding.state
+
+    @property
+    def scalars(self) -> scalars.Scalars:
+        """The scalars that this launch reads: the plan's, or its own when bound raw."""
+        return self.binding.state.scalars
+
+    def set(self, step: int | None = None, **values: float) -> None:
+        """Give a raw launch other hyper-parameters, in order of the current stream.
+
+        ``step`` counts from 1 and enters the bias corrections.
+
+        Raises:
+            ValueError, TypeError: a value or name that cannot be; nothing is written then.
+        """
+        name = self.binding.op.name
+        if not self.binding.raw:
+            raise TypeError(
+                f"{name}: set() got a launch of a planned arena, expected a raw one; "
+                "write arena.scalars and run begin_step"
+            )
+        if step is not None and not 1 <= operator.index(step) < 2**31:
+            raise ValueError(f"{name}: step got {step}, expected 1 .. 2**31-1; count from 1")
+        self.scalars.set(**values)
+        self._step = self._step if step is None else int(step)
+        block = coefficients.fill_on_host(
+            self.scalars.host_values(), self._step, self.binding.options
+        )
+        _, span = self.binding.place("c")
+        assert span is not None
+        self.binding.state.write(span.base_offset, block)
+
+
+_CACHE: dict[Any, tuple[BoundLaunch, dict[str, Any]]] = {}
+
+
+def bind(
+    op: RangeOp, memory: Any, spans: Sequence[Any], arguments: Mapping[str, Any]
+) -> BoundLaunch:
+    """Return the launch of an op; see ``RangeOp.bind``."""
+    return BoundLaunch(binding.resolve(op, memory, spans, arguments))
+
+
+def run(
+    op: RangeOp, memory: Any, spans: Sequence[Any], arguments: Mapping[str, Any], stream: Any
+) -> None:
+    """Launch through the binding kept for these arguments; hyper-parameters may differ by call."""
+    arena = binding.as_arena(memory)
+    values = {k: v for k, v in arguments.items() if k in scalars.NAMES or k == "step"}
+    rest = {k: v for k, v in arguments.items() if k not in values}
+    place = (arena.ptr, arena.nbytes, arena.device, id(arena.plan))
+    key = (op.name, place, repr((spans, rest)), bool(values))
+    known = _CACHE.get(key)
+    if known is None:
+        known = _CACHE[key] = (bind(op, arena, spans, arguments), values)
+    elif values != known[1]:
+        known[0].set(**values)
+        known = _CACHE[key] = (known[0], values)
+    known[0](stream)

@@ -1,0 +1,166 @@
+"""RangeOp: the record by which an op is declared once, and the registry of all ops.
+
+The registry drives the tests, the bench rows and the README's table: an op that is declared here
+is compared with its twin, guarded, built for every GPU and timed with no further line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rangeops import launch
+
+ITEMSIZE = {"u1": 1, "u2": 2, "half": 2, "u4": 4, "i4": 4, "f4": 4, "f8": 8}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One range of an op.
+
+    Attributes:
+        name: keyword by which a caller gives the range, and the kernel's argument.
+        element: "f4", "half" (16 bits, fp16 or bf16) or "u1" (bytes).
+        role: "read", "updated" (read and written) or "written".
+        series: letter of the plan's series that is taken when no range is given; "" if the
+            caller has to give one.
+        flag: the op's flag without which the operand does not exist; "" if it always does.
+    """
+
+    name: str
+    element: str
+    role: str
+    series: str = ""
+    flag: str = ""
+
+
+def read(name: str, element: str, series: str = "", flag: str = "") -> Operand:
+    """Declare a range that is only read."""
+    return Operand(name, element, "read", series, flag)
+
+
+def updated(name: str, element: str, series: str = "", flag: str = "") -> Operand:
+    """Declare a range that is read and written."""
+    return Operand(name, element, "updated", series, flag)
+
+
+def written(name: str, element: str, series: str = "", flag: str = "") -> Operand:
+    """Declare a range that is written without being read."""
+    return Operand(name, element, "written", series, flag)
+
+
+STATE = {
+    "c": "f4",
+    "s": "f4",
+    "k": "i4",
+    "segments": "i4",
+    "groups": "f4",
+    "group_of": "i4",
+    "result": "f4",
+    "accumulated": "f4",
+}
+"""What a kernel may read of the plan's own state: coefficients, FP32 and INT32 scalars, the
+granule table, group multipliers, group of each tensor, result and accumulated-result scalars."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """The three spellings of an op, all with one argument list.
+
+    The arguments are the operands' pointers, the state's pointers, then int64 ``integers``; a CPU
+    loop has ``start, stop`` behind them.
+
+    Attributes:
+        name: unique; part of the cubin's cache key.
+        arguments: (name, element) of every pointer in order.
+        integers: names of the int64 arguments, from the menu of ``launch``.
+        gpu: ``gpu(x, **flags)`` returns the kernel for a vocabulary of ``rangeops.cuda``.
+        cpu: ``cpu(x, **flags)`` returns the loop for the vocabulary of ``rangeops.cpu``.
+        twin: ``twin(**flags)`` returns the NumPy spelling; it works on arrays in place.
+        per_thread: elements (bytes for byte ranges) that one GPU thread handles.
+        count: "n", "tensors" or "one": over what threads are spread.
+    """
+
+    name: str
+    arguments: tuple[tuple[str, str], ...]
+    integers: tuple[str, ...]
+    gpu: Callable[..., Any]
+    cpu: Callable[..., Any]
+    twin: Callable[..., Any]
+    per_thread: int = 4
+    count: str = "n"
+
+    @property
+    def pointers(self) -> tuple[str, ...]:
+        """The element types of the pointer arguments as they lie in memory."""
+        return tuple("u2" if element == "half" else element for _, element in self.arguments)
+
+
+@dataclass(frozen=True, eq=False)
+class RangeOp:
+    """One range operation: what it reads and writes, and its kernel.
+
+    ``op.bind(arena, ...)`` checks everything once and returns a launch; ``op(arena, ...)`` binds,
+    keeps the binding, and launches.
+    """
+
+    name: str
+    seed: str
+    formula: str
+    operands: tuple[Operand, ...]
+    kernel: Kernel
+    bytes_per_element: Callable[[Mapping[str, Any]], float]
+    flags: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    hyper: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
+    elementwise: bool = True
+    valid: Callable[[Mapping[str, Any]], bool] = lambda flags: True
+
+    def bind(self, arena: Any, *spans: Any, **arguments: Any) -> launch.BoundLaunch:
+        """Check the arguments, compile, and return the launch.
+
+        Args:
+            arena: an Arena, or a CuPy array, torch tensor or NumPy array to work on raw.
+            spans: ranges of the operands in order; by keyword they may be given by name.
+            arguments: ranges, flags, hyper-parameters and options by name.
+
+        Raises:
+            ValueError, TypeError, PlanError: see ``rangeops.launch``; nothing has run then.
+        """
+        return launch.bind(self, arena, spans, arguments)
+
+    def __call__(self, arena: Any, *spans: Any, stream: Any = None, **arguments: Any) -> None:
+        """Bind (the first time), then launch on ``stream``."""
+        launch.run(self, arena, spans, arguments, stream)
+
+    def variants(self) -> Iterator[dict[str, Any]]:
+        """Yield every combination of compile-time flags that makes a kernel of its own."""
+        for values in itertools.product(*self.flags.values()):
+            flags = {**dict(zip(self.flags, values, strict=True)), **self.fixed}
+            if self.valid(flags):
+                yield flags
+
+
+REGISTRY: dict[str, RangeOp] = {}
+"""Every declared op by name."""
+
+
+def range_op(name: str, **fields: Any) -> RangeOp:
+    """Declare an op and enter it in the registry.
+
+    Raises:
+        ValueError: the name is taken.
+    """
+    if name in REGISTRY:
+        raise ValueError(f"range_op: got name {name!r} twice, expected a new one")
+    op = RangeOp(name, **fields)
+    REGISTRY[name] = op
+    return op
+
+
+def arguments_of(operands: tuple[Operand, ...], *state: str) -> tuple[tuple[str, str], ...]:
+    """Return a kernel's pointer arguments: the operands', then the named parts of the state."""
+    return (*((o.name, o.element) for o in operands), *((name, STATE[name]) for name in state))

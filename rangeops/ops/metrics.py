@@ -1,0 +1,120 @@
+"""accumulate_metrics: sums of loss, top1 and top5 that keep counting.
+
+    sum += value * batch_size      for loss, top1, top5;    samples += batch_size
+
+Each sum is a pair (high, low) added without loss by Knuth's two-sum, so 2**24 and then ones go
+on counting and two million terms keep their digits; the value is high + low in float64.  A batch
+in which one of the three is not finite is left out of every sum and of the samples, so that means
+stay means of what was counted.  Source: Knuth, TAOCP 2, 4.2.2, theorem B.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from plan import Region
+from plan.baseline import ACCUMULATED, RESULTS, SCALAR_STRIDE, int32_index
+from rangeops.arena import Arena
+from rangeops.op import Kernel, arguments_of, range_op
+
+BATCH = int32_index("batch_size")
+SUMS = len(ACCUMULATED)
+VALUES = len(RESULTS)
+
+
+def two_sum_rule(high, low, x):
+    """Return (high, low) with x added and nothing lost but low's last bit."""
+    total = high + x
+    part = total - high
+    error = (high - (total - part)) + (x - part)
+    return total, low + error
+
+
+def _body(x: Any) -> Any:
+    two_sum, float32 = x.device(two_sum_rule), x.float32
+
+    def body(result, accumulated, k):
+        batch = float32(k[BATCH])
+        finite = True
+        for j in range(VALUES):
+            value = result[j * SCALAR_STRIDE] * batch
+            finite = finite and value - value == float32(0)
+        if finite:
+            for j in range(SUMS):
+                i = j * SCALAR_STRIDE
+                term = batch
+                if j < VALUES:
+                    term = result[i] * batch
+                high, low = two_sum(accumulated[i], accumulated[i + 1], term)
+                accumulated[i] = high
+                accumulated[i + 1] = low
+
+    return x.device(body)
+
+
+def _gpu(x: Any) -> Any:
+    body, thread = _body(x), x.thread
+
+    def metrics(result, accumulated, k):
+        if thread() == 0:
+            body(result, accumulated, k)
+
+    return metrics
+
+
+def _cpu(x: Any) -> Any:
+    body = _body(x)
+
+    def metrics(result, accumulated, k, start, stop):
+        body(result, accumulated, k)
+
+    return metrics
+
+
+def _twin() -> Any:
+    def twin(result, accumulated, k):
+        terms = result[::SCALAR_STRIDE][:VALUES] * np.float32(k[BATCH])
+        if not np.isfinite(terms).all():
+            return
+        terms = np.append(terms, np.float32(k[BATCH]))
+        high, low = accumulated[::SCALAR_STRIDE].copy(), accumulated[1::SCALAR_STRIDE].copy()
+        total = high + terms
+        part = total - high
+        accumulated[::SCALAR_STRIDE] = total
+        accumulated[1::SCALAR_STRIDE] = low + ((high - (total - part)) + (terms - part))
+
+    return twin
+
+
+accumulate_metrics = range_op(
+    "accumulate_metrics",
+    seed="RANGE_ACCUM_METRICS",
+    formula="sum += value*batch_size (compensated)",
+    operands=(),
+    kernel=Kernel(
+        "accumulate_metrics",
+        arguments_of((), "result", "accumulated", "k"),
+        (),
+        _gpu,
+        _cpu,
+        _twin,
+        per_thread=1,
+        count="one",
+    ),
+    bytes_per_element=lambda flags: 0,
+    elementwise=False,
+)
+
+
+def read_metrics(arena: Arena) -> dict[str, float]:
+    """Return the means of loss, top1 and top5 and the number of samples counted (float64)."""
+    assert arena.plan is not None
+    span = arena.plan.range(Region.R_RESULT_ACCUMULATED)
+    pairs = arena.read(span, "f4").reshape(SUMS, SCALAR_STRIDE)[:, :2].astype(np.float64)
+    sums = dict(zip(ACCUMULATED, pairs.sum(axis=1).tolist(), strict=True))
+    samples = sums.pop("samples")
+    return {name: total / samples if samples else 0.0 for name, total in sums.items()} | {
+        "samples": samples
+    }

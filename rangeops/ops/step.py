@@ -1,0 +1,214 @@
+"""begin_step: one small kernel that turns hyper-parameters, step and scale into coefficients.
+
+    found_inf = 0:   step += 1;  block and rows as in ``rangeops.coefficients``;  skip_step = 0
+    found_inf = 1:   skip_step = 1;  skipped_steps += 1;  step, block and rows stay
+    always:          found_inf = 0; the first non-finite granule is kept for the host
+
+One thread a tensor writes that tensor's row; the last block to finish moves the counters, after
+every other block has read them.  Everything that may change between steps is read here from the
+device, so a captured graph is right for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from plan.baseline import fp32_index, int32_index
+from plan.memory_plan import BLOCK_FLOATS, GROUP_FLOATS, ROW_FLOATS
+from rangeops import coefficients as at
+from rangeops.op import Kernel, arguments_of, range_op
+
+LR, DECAY = fp32_index("lr"), fp32_index("weight_decay")
+OMB1, OMB2 = fp32_index("one_minus_beta1"), fp32_index("one_minus_beta2")
+EPS, TRUST = fp32_index("eps"), fp32_index("trust_coefficient")
+MOMENTUM, DAMPENING = fp32_index("momentum"), fp32_index("one_minus_dampening")
+EMA, GRAD_SCALE, LOSS_SCALE = (
+    fp32_index("one_minus_ema_decay"),
+    fp32_index("grad_scale"),
+    fp32_index("loss_scale"),
+)
+STEP, FOUND_INF, SKIP_STEP = (
+    int32_index("step"),
+    int32_index("found_inf"),
+    int32_index("skip_step"),
+)
+SKIPPED, TICKET = int32_index("skipped_steps"), int32_index("ticket")
+FIRST, LATCHED = int32_index("first_nonfinite"), int32_index("nonfinite_granule")
+NONE_FOUND = 2**31 - 1
+
+
+def _parts(x: Any) -> tuple[Any, Any, Any]:
+    """Return (coefficient of the block, row writer, counters) compiled for a vocabulary."""
+    block, row = at.rules(x)
+    int64, int32, float32 = x.int64, x.int32, x.float32
+
+    def evaluate(s, k, options):
+        return block(
+            s[OMB1], s[OMB2], s[GRAD_SCALE], s[EMA], s[MOMENTUM], s[DAMPENING],
+            int64(k[STEP]) + int64(1), options,
+        )  # fmt: skip
+
+    evaluate = x.device(evaluate)
+
+    def write_block(s, c, inv_sqrt_bc2, grad, ema, mu, omd):
+        c[at.ONE_MINUS_BETA1] = s[OMB1]
+        c[at.ONE_MINUS_BETA2] = s[OMB2]
+        c[at.INV_SQRT_BC2] = inv_sqrt_bc2
+        c[at.EPS] = s[EPS]
+        c[at.GRAD] = grad
+        c[at.ONE_MINUS_EMA] = ema
+        c[at.MOMENTUM] = mu
+        c[at.ONE_MINUS_DAMPENING] = omd
+        c[at.LOOKAHEAD] = s[MOMENTUM]
+        c[at.TRUST] = s[TRUST]
+
+    write_block = x.device(write_block)
+
+    def write_row(i, s, c, groups, group_of, bc1):
+        group = group_of[i]
+        skip = float32(0)
+        if group < 0:
+            skip = float32(1)
+            group = int32(-1 - group)
+        g = int64(GROUP_FLOATS) * int64(group)
+        rate, step_size, keep, decay = row(s[LR], s[DECAY], groups[g], groups[g + 1], bc1)
+        j = int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * i
+        c[j + at.LR] = rate
+        c[j + at.STEP_SIZE] = step_size
+        c[j + at.KEEP] = keep
+        c[j + at.WEIGHT_DECAY] = decay
+        c[j + at.SKIP] = skip
+        c[j + at.RATIO] = float32(1)
+
+    write_row = x.device(write_row)
+
+    def count(s, k, found):
+        if found != 0:
+            k[SKIPPED] = int32(k[SKIPPED] + 1)
+            k[LATCHED] = k[FIRST]
+            k[FIRST] = int32(NONE_FOUND)
+            k[SKIP_STEP] = int32(1)
+            k[FOUND_INF] = int32(0)
+        else:
+            k[STEP] = int32(k[STEP] + 1)
+            k[SKIP_STEP] = int32(0)
+        s[GRAD_SCALE] = s[LOSS_SCALE]
+
+    return evaluate, (write_block, write_row), x.device(count)
+
+
+def _gpu(x: Any) -> Any:
+    evaluate, (write_block, write_row), count = _parts(x)
+    thread, syncthreads, block_index = x.thread, x.syncthreads, x.block_index
+    atomic_add, int64, int32 = x.atomic_add, x.int64, x.int32
+
+    def begin(s, k, c, groups, group_of, options, tensors):
+        i = thread()
+        found = k[FOUND_INF]
+        if found == 0 and i < tensors:
+            bc1, inv_sqrt_bc2, grad, ema, mu, omd = evaluate(s, k, options)
+            if i == 0:
+                write_block(s, c, inv_sqrt_bc2, grad, ema, mu, omd)
+            write_row(i, s, c, groups, group_of, bc1)
+        syncthreads()
+        lane, block, blocks = block_index()
+        if lane == 0 and atomic_add(k, int64(TICKET), int32(1)) == blocks - 1:
+            k[TICKET] = int32(0)
+            count(s, k, found)
+
+    return begin
+
+
+def _cpu(x: Any) -> Any:
+    evaluate, (write_block, write_row), count = _parts(x)
+
+    def begin(s, k, c, groups, group_of, options, tensors, start, stop):
+        found = k[FOUND_INF]
+        if found == 0:
+            bc1, inv_sqrt_bc2, grad, ema, mu, omd = evaluate(s, k, options)
+            write_block(s, c, inv_sqrt_bc2, grad, ema, mu, omd)
+            for i in range(tensors):
+                write_row(i, s, c, groups, group_of, bc1)
+        count(s, k, found)
+
+    return begin
+
+
+def _power(base: np.float64, exponent: int) -> np.float64:
+    """base**exponent by the binary digits of the exponent, lowest first."""
+    squares = [base]
+    while len(squares) < exponent.bit_length():
+        squares.append(squares[-1] * squares[-1])
+    result = np.float64(1)
+    for bit, square in enumerate(squares):
+        if exponent >> bit & 1:
+            result = result * square
+    return result
+
+
+def _twin() -> Any:
+    def coefficients(s, k, c, groups, group_of, options, tensors):
+        t = int(k[STEP]) + 1
+        bc1 = bc2 = np.float64(1)
+        if options & at.BIAS_CORRECTION:
+            bc1 = 1 - _power(1 - np.float64(s[OMB1]), t)
+            bc2 = 1 - _power(1 - np.float64(s[OMB2]), t)
+        ema = s[EMA]
+        if options & at.EMA_WARMUP:
+            ema = max(ema, np.float32(np.float64(9) / (9 + t)))
+        sign = np.float32(-1 if options & at.MAXIMIZE else 1)
+        c[: at.TRUST + 1] = (
+            s[OMB1],
+            s[OMB2],
+            np.float32(1 / np.sqrt(bc2)),
+            s[EPS],
+            sign / s[GRAD_SCALE],
+            ema,
+            s[MOMENTUM] if t > 1 else 0,
+            s[DAMPENING] if t > 1 else 1,
+            s[MOMENTUM],
+            s[TRUST],
+        )
+        group = np.where(group_of < 0, -1 - group_of, group_of)[:tensors]
+        table = groups.reshape(-1, GROUP_FLOATS)[group].astype(np.float64)
+        rate, decay = np.float64(s[LR]) * table[:, 0], np.float64(s[DECAY]) * table[:, 1]
+        rows = c[BLOCK_FLOATS:].reshape(-1, ROW_FLOATS)[:tensors]
+        rows[:, at.LR], rows[:, at.STEP_SIZE] = rate, rate / bc1
+        rows[:, at.KEEP], rows[:, at.WEIGHT_DECAY] = 1 - rate * decay, decay
+        rows[:, at.SKIP], rows[:, at.RATIO] = group_of[:tensors] < 0, 1
+
+    def twin(s, k, c, groups, group_of, options, tensors):
+        if k[FOUND_INF]:
+            k[SKIPPED] += 1
+            k[LATCHED], k[FIRST] = k[FIRST], NONE_FOUND
+        else:
+            with np.errstate(all="ignore"):
+                coefficients(s, k, c, groups, group_of, options, tensors)
+            k[STEP] += 1
+        k[SKIP_STEP], k[FOUND_INF] = k[FOUND_INF], 0
+        s[GRAD_SCALE] = s[LOSS_SCALE]
+
+    return twin
+
+
+begin_step = range_op(
+    "begin_step",
+    seed="(step and bias correction)",
+    formula="unless found_inf: step += 1, coefficients of block and rows",
+    operands=(),
+    kernel=Kernel(
+        "begin_step",
+        arguments_of((), "s", "k", "c", "groups", "group_of"),
+        ("options", "tensors"),
+        _gpu,
+        _cpu,
+        _twin,
+        per_thread=1,
+        count="tensors",
+    ),
+    bytes_per_element=lambda flags: 4 * ROW_FLOATS,
+    options=("bias_correction", "ema_warmup", "maximize"),
+    elementwise=False,
+)

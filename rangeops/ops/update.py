@@ -1,0 +1,287 @@
+"""The one kernel factory of all optimizers: from a rule to kernel, CPU loop and twin.
+
+    g' = g * grad                       unscaled, sign turned for maximize
+    p, m, v = rule(p, g', m, v, c)      c: the tensor's coefficients
+    a = half(p)                         half_copy
+    e += (1-decay) * (p - e)            ema
+    g = 0                               clear_grad
+
+Elements below ``half0`` read FP32 gradients ``g`` and have no half copy; those from ``half0`` on
+read half gradients ``h`` (half_grad) and write the half copy ``a`` (half_copy).  When the finite
+flag is set, or the tensor's skip word, p, m, v, e and a keep every bit; ``clear_grad`` clears all
+the same, so that an overflow does not stay in the gradients.
+
+Bytes an element: 8 for p, 4 or 2 for the gradient, 8 for each of m, v, e; 2 for the half copy;
+clearing writes the gradient once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from plan.baseline import int32_index
+from plan.memory_plan import BLOCK_FLOATS, GRANULE, ROW_FLOATS
+from rangeops.coefficients import GRAD, ONE_MINUS_EMA, SKIP
+from rangeops.op import Kernel, RangeOp, arguments_of, range_op, read, updated, written
+from rangeops.ops.cast import from_half, to_half
+
+SKIP_STEP, FOUND_INF = int32_index("skip_step"), int32_index("found_inf")
+
+TWIN_CHUNK = 1 << 20
+"""Elements that a twin handles at a time, to bound its temporaries."""
+
+
+def update_gpu(
+    x: Any,
+    rule: Callable[..., Any],
+    coefficients: Callable[..., Any],
+    moments: int,
+    *,
+    half: str | None,
+    half_grad: bool,
+    half_copy: bool,
+    ema: bool,
+    clear_grad: bool,
+) -> Any:
+    """Return the kernel: one thread loads four elements, applies the rule, stores them."""
+    rule, take = x.device(rule), x.device(coefficients)
+    thread, load4, store4 = x.thread, x.load4, x.store4
+    int64, float32 = x.int64, x.float32
+    widen, narrow = x.half(half)
+
+    def update(p, g, h, m, v, e, a, segments, c, k, half0, shift, n):
+        i = thread() * int64(4)
+        left = n - i
+        if left <= 0:
+            return
+        row = int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * int64(segments[i >> shift])
+        flagged = (k[SKIP_STEP] | k[FOUND_INF]) != 0
+        if not flagged and c[row + SKIP] == float32(0):
+            grad = c[GRAD]
+            w = take(c, row)
+            if half_grad and i >= half0:
+                u = load4(h, i - half0, left)
+                ga, gb, gc, gd = widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])
+            else:
+                ga, gb, gc, gd = load4(g, i, left)
+            p4 = load4(p, i, left)
+            m4 = v4 = (float32(0), float32(0), float32(0), float32(0))
+            if moments > 0:
+                m4 = load4(m, i, left)
+            if moments > 1:
+                v4 = load4(v, i, left)
+            pa, ma, va = rule(p4[0], ga * grad, m4[0], v4[0], w)
+            pb, mb, vb = rule(p4[1], gb * grad, m4[1], v4[1], w)
+            pc, mc, vc = rule(p4[2], gc * grad, m4[2], v4[2], w)
+            pd, md, vd = rule(p4[3], gd * grad, m4[3], v4[3], w)
+            store4(p, i, (pa, pb, pc, pd), left)
+            if moments > 0:
+                store4(m, i, (ma, mb, mc, md), left)
+            if moments > 1:
+                store4(v, i, (va, vb, vc, vd), left)
+            if half_copy and i >= half0:
+                store4(a, i - half0, (narrow(pa), narrow(pb), narrow(pc), narrow(pd)), left)
+            if ema:
+                d = c[ONE_MINUS_EMA]
+                ea, eb, ec, ed = load4(e, i, left)
+                ea, eb = ea + d * (pa - ea), eb + d * (pb - eb)
+                ec, ed = ec + d * (pc - ec), ed + d * (pd - ed)
+                store4(e, i, (ea, eb, ec, ed), left)
+        if clear_grad:
+            if half_grad and i >= half0:
+                z = narrow(float32(0))
+                store4(h, i - half0, (z, z, z, z), left)
+            else:
+                o = float32(0)
+                store4(g, i, (o, o, o, o), left)
+
+    return update
+
+
+def update_cpu(
+    x: Any,
+    rule: Callable[..., Any],
+    coefficients: Callable[..., Any],
+    moments: int,
+    *,
+    half: str | None,
+    half_grad: bool,
+    half_copy: bool,
+    ema: bool,
+    clear_grad: bool,
+) -> Any:
+    """Return the CPU loop: granule by granule, each pass over few arrays so that it vectorizes."""
+    rule, take = x.device(rule), x.device(coefficients)
+    float32, uint16 = x.float32, x.uint16
+    widen, narrow = x.half(half)
+
+    def update(p, g, h, m, v, e, a, segments, c, k, half0, shift, n, start, stop):
+        flagged = (k[SKIP_STEP] | k[FOUND_INF]) != 0
+        grads = np.empty(GRANULE, np.float32)
+        zero = float32(0)
+        for first in range(start, stop, GRANULE):
+            count = min(GRANULE, stop - first)
+            row = BLOCK_FLOATS + ROW_FLOATS * np.int64(segments[first >> shift])
+            halves = half_grad and first >= half0
+            if not flagged and c[row + SKIP] == zero:
+                w = take(c, row)
+                grad = c[GRAD]
+                if half_grad and halves:
+                    for j in range(count):
+                        grads[j] = widen(h[first - half0 + j]) * grad
+                else:
+                    for j in range(count):
+                        grads[j] = g[first + j] * grad
+                for j in range(count):
+                    i = first + j
+                    if moments > 1:
+                        p[i], m[i], v[i] = rule(p[i], grads[j], m[i], v[i], w)
+                    elif moments > 0:
+                        p[i], m[i], _ = rule(p[i], grads[j], m[i], zero, w)
+                    else:
+                        p[i], _, _ = rule(p[i], grads[j], zero, zero, w)
+                if half_copy and first >= half0:
+                    for j in range(count):
+                        a[first - half0 + j] = narrow(p[first + j])
+                if ema:
+                    d = c[ONE_MINUS_EMA]
+                    for i in range(first, first + count):
+                        e[i] = e[i] + d * (p[i] - e[i])
+            if clear_grad:
+                if half_grad and halves:
+                    h[first - half0 : first - half0 + count] = uint16(0)
+                else:
+                    g[first : first + count] = zero
+
+    return update
+
+
+def update_twin(
+    rule: Callable[..., Any],
+    coefficients: Callable[..., Any],
+    moments: int,
+    *,
+    half: str | None,
+    half_grad: bool,
+    half_copy: bool,
+    ema: bool,
+    clear_grad: bool,
+) -> Any:
+    """Return the NumPy spelling of the whole update around a NumPy rule."""
+
+    def chunk(lo, hi, p, g, h, m, v, e, a, segments, c, half0, shift):
+        row = BLOCK_FLOATS + ROW_FLOATS * segments[np.arange(lo, hi) >> shift].astype(np.int64)
+        live = c[row + SKIP] == 0
+        cut = max(lo, min(hi, half0)) if half_grad else hi
+        grads = [g[lo:cut], from_half(h[cut - half0 : hi - half0], half)] if half_grad else [g[lo:hi]]
+        scaled = np.concatenate(grads) * c[GRAD]
+        state = [p[lo:hi], m[lo:hi] if moments > 0 else None, v[lo:hi] if moments > 1 else None]
+        new = rule(state[0], scaled, state[1], state[2], coefficients(c, row))
+        for old, value in zip(state, new, strict=True):
+            if old is not None:
+                old[live] = value[live]
+        if ema:
+            old = e[lo:hi]
+            old[live] = (old + c[ONE_MINUS_EMA] * (state[0] - old))[live]
+        if half_copy and hi > half0:
+            cut = max(lo, half0)
+            some = live[cut - lo :]
+            a[cut - half0 : hi - half0][some] = to_half(p[cut:hi], half)[some]
+
+    def twin(p, g, h, m, v, e, a, segments, c, k, half0, shift, n):
+        if not (k[SKIP_STEP] or k[FOUND_INF]):
+            with np.errstate(all="ignore"):
+                for lo in range(0, n, TWIN_CHUNK):
+                    hi = min(n, lo + TWIN_CHUNK)
+                    chunk(lo, hi, p, g, h, m, v, e, a, segments, c, half0, shift)
+        if clear_grad:
+            h[:] = 0
+            g[: half0 if half_grad else n] = 0
+
+    return twin
+
+
+def _bytes(moments: int, flags: Mapping[str, Any]) -> float:
+    gradient = 2 if flags["half_grad"] else 4
+    return (
+        8
+        + gradient * (2 if flags["clear_grad"] else 1)
+        + 8 * moments
+        + 8 * flags["ema"]
+        + 2 * flags["half_copy"]
+    )
+
+
+def _valid(flags: Mapping[str, Any]) -> bool:
+    """Whether flags make a kernel of their own: a half format exactly where halves are used."""
+    return (flags["half"] is not None) == (flags["half_grad"] or flags["half_copy"])
+
+
+def optimizer(
+    name: str,
+    *,
+    seed: str,
+    formula: str,
+    rules: Mapping[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]],
+    moments: int,
+    hyper: tuple[str, ...],
+    options: tuple[str, ...] = ("maximize",),
+) -> RangeOp:
+    """Declare an optimizer from its rules.
+
+    ``rules`` maps each kind of weight decay ("l2", "decoupled") to (rule, twin, coefficients):
+    ``rule(p, g, m, v, c)`` in scalars, ``twin`` the same in NumPy, ``coefficients(c, row)`` the
+    tuple c that both take, read from the coefficient block.
+    """
+    operands = (
+        updated("p", "f4", "W"),
+        updated("g", "f4", "G"),
+        updated("h", "half", "G", "half_grad"),
+        updated("m", "f4", "M", "momentum" if moments < 1 else ""),
+        updated("v", "f4", "V", "variance" if moments < 2 else ""),
+        updated("e", "f4", "E", "ema"),
+        written("a", "half", "A", "half_copy"),
+    )
+    operands = tuple(o for o in operands if o.flag not in ("momentum", "variance"))
+    names = updated("p", "f4"), read("g", "f4"), read("h", "half"), updated("m", "f4")
+    every = (*names, updated("v", "f4"), updated("e", "f4"), written("a", "half"))
+
+    def choose(make: Callable[..., Any], which: int) -> Callable[..., Any]:
+        def build(*vocabulary: Any, decay: str, **flags: Any) -> Any:
+            rule, twin, coefficients = rules[decay]
+            chosen = partial(make, *vocabulary, twin if which else rule, coefficients, moments)
+            return chosen(**flags)
+
+        return build
+
+    kernel = Kernel(
+        name,
+        arguments_of(every, "segments", "c", "k"),
+        ("half0", "shift", "n"),
+        gpu=choose(update_gpu, 0),
+        cpu=choose(update_cpu, 0),
+        twin=choose(update_twin, 1),
+    )
+    return range_op(
+        name,
+        seed=seed,
+        formula=formula,
+        operands=operands,
+        kernel=kernel,
+        bytes_per_element=partial(_bytes, moments),
+        flags={
+            "decay": tuple(rules),
+            "half": (None, "fp16", "bf16"),
+            "half_grad": (False, True),
+            "half_copy": (False, True),
+            "ema": (False, True),
+            "clear_grad": (False, True),
+        },
+        hyper=hyper,
+        options=options,
+        valid=_valid,
+    )

@@ -1,0 +1,165 @@
+"""verify: run any op on the caller's own plan and device, and compare it with its NumPy twin.
+
+The comparison is by bits (any NaN equals any NaN) over every range and every part of the state
+that the kernel was given; the first element that differs is named by tensor and index.
+"""
+
+from __future__ import annotations
+
+import bisect
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from plan import MemoryPlan, Range
+from rangeops.arena import Arena
+from rangeops.launch import BoundLaunch
+from rangeops.op import REGISTRY, RangeOp
+from rangeops.ops.cast import to_half
+
+FP32_SERIES = "WGMVE"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one comparison found; ``difference`` is None where every bit agrees."""
+
+    op: str
+    flags: dict[str, Any]
+    elements: int
+    difference: str | None
+    seconds: float
+
+
+def fill_random(arena: Arena, seed: int = 0) -> None:
+    """Fill weights, gradients, moments and EMA with fresh values over 15 decades, padding zero.
+
+    Second moments are non-negative; half gradients lie within the half format; half copies are
+    the rounded weights.
+    """
+    plan = _plan(arena)
+    rng = np.random.default_rng(seed)
+    for tensor in plan:
+        series, half = tensor.region.series, tensor.dtype.is_half
+        if series not in FP32_SERIES + "A" or not tensor.numel:
+            continue
+        values = rng.standard_normal(tensor.numel, np.float32)
+        decades = rng.uniform(-4, 3, tensor.numel) if half else rng.uniform(-12, 3, tensor.numel)
+        values *= (10.0**decades).astype(np.float32)
+        if series == "V":
+            values *= values
+        out = values.reshape(tensor.shape)
+        arena[tensor] = _bits(out, tensor.dtype.label) if half else out
+
+
+def _bits(values: np.ndarray, half: str) -> np.ndarray:
+    bits = to_half(values, half)
+    return bits if half == "bf16" else bits.view(np.float16)
+
+
+def _plan(arena: Arena) -> MemoryPlan:
+    if arena.plan is None:
+        raise ValueError("verify: got an arena without a plan, expected Arena(plan); plan first")
+    return arena.plan
+
+
+def differing(got: np.ndarray, want: np.ndarray, element: str, half: str | None) -> np.ndarray:
+    """Return the indices at which two arrays differ in bits, any NaN being equal to any NaN."""
+    unequal = got.view(f"u{got.itemsize}") != want.view(f"u{want.itemsize}")
+    if element in ("f4", "f8"):
+        unequal &= ~(np.isnan(got) & np.isnan(want))
+    elif element == "half":
+        exponent, mantissa = (0x7F80, 0x7F) if half == "bf16" else (0x7C00, 0x3FF)
+        nan = [((x & exponent) == exponent) & ((x & mantissa) != 0) for x in (got, want)]
+        unequal &= ~(nan[0] & nan[1])
+    return np.flatnonzero(unequal)
+
+
+def locate(plan: MemoryPlan | None, name: str, span: Range, index: int, itemsize: int) -> str:
+    """Return where an element of a range lies: tensor name and index, or padding behind it."""
+    if plan is None:
+        return f"{name}[{index}]"
+    tensors = list(plan)
+    offset = span.base_offset + index * itemsize
+    k = bisect.bisect_right([t.offset for t in tensors], offset) - 1
+    tensor = tensors[k]
+    element = (offset - tensor.offset) // itemsize
+    inside = element * itemsize < tensor.nbytes
+    return f"{name}: {tensor.name}[{element}]" + ("" if inside else " (padding)")
+
+
+def check(launch: BoundLaunch) -> Verdict:
+    """Run a launch and its twin from the same memory and compare all that both were given."""
+    made = launch.binding
+    kernel = made.op.kernel
+    want = launch.arrays(download=True)
+    made_twin = kernel.twin(**made.flags)
+    start = time.perf_counter()
+    if launch.count:
+        made_twin(*want, *launch.integers)
+    launch()
+    got = launch.arrays(download=True)
+    difference = None
+    for (name, element), one, two in zip(kernel.arguments, got, want, strict=True):
+        wrong = differing(one, two, element, made.flags.get("half"))
+        if wrong.size and difference is None:
+            owner, span = made.place(name)
+            assert span is not None
+            where = locate(owner.plan, name, span, int(wrong[0]), one.itemsize)
+            difference = (
+                f"{where} is {one[wrong[0]]!r}, expected {two[wrong[0]]!r}; "
+                f"{wrong.size} of {one.size} elements differ"
+            )
+    seconds = time.perf_counter() - start
+    return Verdict(made.op.name, dict(made.flags), launch.count, difference, seconds)
+
+
+def planned_variants(op: RangeOp, plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    """Yield the arguments of every variant of ``op`` that ``plan`` has regions for."""
+    for flags in op.variants():
+        active = [o for o in op.operands if not o.flag or flags[o.flag]]
+        half = flags.get("half")
+        if half is not None and half != plan.config.half:
+            continue
+        spans = {
+            o.name: plan.series_range("G" if o.name == "dst" else "W")
+            for o in active
+            if not o.series
+        }
+        empty = [
+            o
+            for o in active
+            if o.series and not plan.series_range(o.series, "weight", o.element == "half").size
+        ]
+        if not empty:
+            yield {**{k: v for k, v in flags.items() if k != "half"}, **spans}
+
+
+def verify(arena: Arena, op: RangeOp | str, **arguments: Any) -> Verdict:
+    """Compare one op with its twin on the arena's present contents.
+
+    >>> from plan.models import mlp, plan_model
+    >>> arena = Arena(plan_model(mlp((4, 3))), device="cpu")
+    >>> fill_random(arena)
+    >>> verify(arena, "clear", dst=arena.plan.range(6, 11)).difference is None
+    True
+    """
+    found = REGISTRY[op] if isinstance(op, str) else op
+    return check(found.bind(arena, **arguments))
+
+
+def verify_all(arena: Arena, seed: int = 0) -> Iterator[Verdict]:
+    """Compare every op and option that the arena's plan has regions for; contents are replaced."""
+    plan = _plan(arena)
+    begin = REGISTRY["begin_step"].bind(arena) if plan.parameters else None
+    for op in REGISTRY.values():
+        for arguments in planned_variants(op, plan):
+            fill_random(arena, seed)
+            arena.scalars.set(weight_decay=0.01, ema_decay=0.999, clip_value=10.0, found_inf=0)
+            if begin is not None:
+                begin()
+            arena.scalars.set(found_inf=0, skip_step=0)
+            yield check(op.bind(arena, **arguments))

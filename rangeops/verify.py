@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,12 +151,19 @@ def verify(arena: Arena, op: RangeOp | str, **arguments: Any) -> Verdict:
     return check(found.bind(arena, **arguments))
 
 
-def verify_all(arena: Arena, seed: int = 0) -> Iterator[Verdict]:
-    """Compare every op and option that the arena's plan has regions for; contents are replaced."""
+def verify_all(
+    arena: Arena, seed: int = 0, only: Callable[[RangeOp, dict[str, Any]], bool] | None = None
+) -> Iterator[Verdict]:
+    """Compare every op and option that the arena's plan has regions for; contents are replaced.
+
+    ``only(op, arguments)`` may leave variants out.
+    """
     plan = _plan(arena)
     begin = REGISTRY["begin_step"].bind(arena) if plan.parameters else None
     for op in REGISTRY.values():
         for arguments in planned_variants(op, plan):
+            if only is not None and not only(op, arguments):
+                continue
             fill_random(arena, seed)
             arena.scalars.set(weight_decay=0.01, ema_decay=0.999, clip_value=10.0, found_inf=0)
             if begin is not None:

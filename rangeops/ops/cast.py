@@ -69,8 +69,9 @@ def _narrow_cpu(x: Any, *, half: str) -> Any:
     _, narrow = x.half(half)
 
     def cast(dst, src, n, start, stop):
-        for i in range(start, stop):
-            dst[i] = narrow(src[i])
+        to, values = dst[start:stop], src[start:stop]
+        for i in range(to.size):
+            to[i] = narrow(values[i])
 
     return cast
 
@@ -125,8 +126,9 @@ def _widen_cpu(x: Any, *, half: str) -> Any:
     widen, _ = x.half(half)
 
     def cast(dst, src, n, start, stop):
-        for i in range(start, stop):
-            dst[i] = widen(src[i])
+        to, values = dst[start:stop], src[start:stop]
+        for i in range(to.size):
+            to[i] = widen(values[i])
 
     return cast
 

@@ -65,8 +65,9 @@ def _ema_cpu(x: Any) -> Any:
         d = c[ONE_MINUS_EMA]
         for first in range(start, stop, GRANULE):
             if c[BLOCK_FLOATS + ROW_FLOATS * np.int64(segments[first >> shift]) + SKIP] == 0:
-                for i in range(first, min(first + GRANULE, stop)):
-                    e[i] = rule(e[i], p[i], d)
+                es, ps = e[first : min(first + GRANULE, stop)], p[first : min(first + GRANULE, stop)]
+                for j in range(es.size):
+                    es[j] = rule(es[j], ps[j], d)
 
     return ema
 
@@ -128,14 +129,17 @@ def _switch_cpu(x: Any, *, half: str | None, half_copy: bool, swap: bool) -> Any
     _, narrow = x.half(half)
 
     def switch(p, e, a, half0, n, start, stop):
-        for i in range(start, stop):
+        ps, es = p[start:stop], e[start:stop]
+        for j in range(ps.size):
             if swap:
-                p[i], e[i] = e[i], p[i]
+                ps[j], es[j] = es[j], ps[j]
             else:
-                p[i] = e[i]
+                ps[j] = es[j]
         if half_copy:
-            for i in range(max(start, half0), stop):
-                a[i - half0] = narrow(p[i])
+            low = max(start, half0)
+            copies, values = a[low - half0 : max(low, stop) - half0], p[low : max(low, stop)]
+            for j in range(copies.size):
+                copies[j] = narrow(values[j])
 
     return switch
 

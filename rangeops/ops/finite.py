@@ -120,17 +120,19 @@ def _check_cpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
             last = min(first + GRANULE, stop)
             bad = 0
             if half_grad and first >= half0:
-                for i in range(first - half0, last - half0):
-                    bad |= (h[i] & exponent) == exponent
+                hs = h[first - half0 : last - half0]
+                for j in range(hs.size):
+                    bad |= (hs[j] & exponent) == exponent
                 if clip and bound > 0:
-                    for i in range(first - half0, last - half0):
-                        h[i] = narrow(clamp(widen(h[i]), bound))
+                    for j in range(hs.size):
+                        hs[j] = narrow(clamp(widen(hs[j]), bound))
             else:
-                for i in range(first, last):
-                    bad |= (float_bits(g[i]) & uint32(mask)) == uint32(mask)
+                gs = g[first:last]
+                for j in range(gs.size):
+                    bad |= (float_bits(gs[j]) & uint32(mask)) == uint32(mask)
                 if clip and bound > 0:
-                    for i in range(first, last):
-                        g[i] = clamp(g[i], bound)
+                    for j in range(gs.size):
+                        gs[j] = clamp(gs[j], bound)
             if bad:
                 k[FOUND_INF] = int32(1)
                 atomic_min(k, FIRST, int32(granule0 + first // GRANULE))

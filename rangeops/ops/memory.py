@@ -29,8 +29,9 @@ def _clear_gpu(x: Any) -> Any:
 
 def _clear_cpu(x: Any) -> Any:
     def clear(dst, n, start, stop):
-        for i in range(start, stop):
-            dst[i] = 0
+        to = dst[start:stop]
+        for i in range(to.size):
+            to[i] = 0
 
     return clear
 
@@ -72,8 +73,9 @@ def _copy_gpu(x: Any) -> Any:
 
 def _copy_cpu(x: Any) -> Any:
     def copy(dst, src, n, start, stop):
-        for i in range(start, stop):
-            dst[i] = src[i]
+        to, values = dst[start:stop], src[start:stop]
+        for i in range(to.size):
+            to[i] = values[i]
 
     return copy
 

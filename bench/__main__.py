@@ -1,0 +1,97 @@
+"""The main job: ``python -m bench`` verifies every op, then times whole-model steps.
+
+On a GPU it times the arena against torch's per-parameter loop, foreach and fused AdamW, every
+op's share of the copy rate, and the host's cost of a launch; with no GPU it does the same on the
+CPU arena against per-parameter NumPy loops, and says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+from bench import launches, plot, rates, rows, steps
+from plan import PlanConfig
+from plan.models import MODELS, mlp, plan_model
+from rangeops import REGISTRY, Arena
+from rangeops.stream import gpu_count
+from rangeops.verify import Verdict, verify_all
+
+MODELS_TIMED = ("mlp", "resnet50", "gpt2")
+
+
+def verdicts(device: str) -> Iterator[Verdict]:
+    """Verify every op: on a GPU every variant, on the CPU each op alone and with all it can fuse."""
+    arena = Arena(plan_model(mlp(), PlanConfig("adamw", half="fp16", ema=True)), device=device)
+    chosen = None if arena.on_gpu else rates.shown
+    return verify_all(arena, only=chosen)
+
+
+def verify_table(device: str, quiet: bool) -> tuple[str, int]:
+    """Return the table of verdicts by op, and how many variants differ from their twin."""
+    found: dict[str, list[Verdict]] = {name: [] for name in REGISTRY}
+    for verdict in tqdm(verdicts(device), desc="verify", unit=" variants", disable=quiet):
+        found[verdict.op].append(verdict)
+    lines = []
+    for name, some in found.items():
+        wrong = [v.difference for v in some if v.difference]
+        result = wrong[0] if wrong else "equal to its twin, every bit" if some else "not in this plan"
+        elements = max((v.elements for v in some), default=0)
+        lines.append({"op": name, "variants": len(some), "elements": elements, "result": result})
+    heads = {"op": "op", "variants": "variants", "elements": "elements", "result": "result"}
+    return rows.table(lines, heads), sum(bool(v.difference) for s in found.values() for v in s)
+
+
+def timings(quick: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    """Yield all rows of the main job."""
+    models = MODELS_TIMED[:2] if quick else MODELS_TIMED
+    for model in models:
+        budget = 0.3 if quick else 1.5
+        yield from steps.gpu_steps(model) if on_gpu else steps.cpu_steps(model, budget)
+    if on_gpu:
+        yield from rates.op_rates(rates.ELEMENTS >> (4 if quick else 0))
+        yield from launches.host_costs()
+    yield from launches.first_use()
+
+
+def report(found: list[dict[str, Any]]) -> Iterable[str]:
+    """Yield a titled table a topic."""
+    for topic in dict.fromkeys(r["topic"] for r in found):
+        title, columns = rows.TOPICS[topic]
+        yield f"\n{title}\n"
+        yield rows.table([r for r in found if r["topic"] == topic], columns)
+
+
+def main() -> int:
+    """Run the main job; 1 if an op differs from its twin."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller models, shorter runs")
+    parser.add_argument("--save", action="store_true", help="append the rows to bench/results")
+    parser.add_argument("--results", type=Path, default=rows.RESULTS, help="folder of the rows")
+    parser.add_argument("--plot", type=Path, help="write a picture of the steps to this file")
+    parser.add_argument("--models", nargs="*", choices=sorted(MODELS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    on_gpu = gpu_count() > 0
+    quiet = not sys.stderr.isatty()
+    versions = ", ".join(f"{k} {v}" for k, v in rows.environment().items())
+    print(f"{rows.device_name()}; {versions}")
+    if not on_gpu:
+        print("No GPU: the same rules run on the CPU arena (numba.njit), against NumPy loops.")
+    text, wrong = verify_table("cuda" if on_gpu else "cpu", quiet)
+    print(f"\nEvery op against its NumPy twin\n\n{text}")
+    found = list(tqdm(timings(options.quick, on_gpu), desc="bench", unit=" rows", disable=quiet))
+    print("\n".join(report(found)))
+    if options.save:
+        print(f"\nrows appended to {rows.save(found, options.results)}")
+    if options.plot:
+        plot.steps(found, options.plot)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

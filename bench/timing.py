@@ -1,0 +1,117 @@
+"""How time is taken: GPU kernels by events with the host hidden, host calls apart, CPU by clock.
+
+Medians with the spread (interquartile range over the median) of one run; ratios within a run are
+what counts, absolute times drift from machine to machine.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Median seconds of one call, and the interquartile range over the median."""
+
+    seconds: float
+    spread: float
+
+    @property
+    def ms(self) -> float:
+        """Milliseconds."""
+        return 1e3 * self.seconds
+
+
+def summary(samples: list[float]) -> Timing:
+    """Return the median and relative interquartile range of ``samples`` in seconds."""
+    middle = statistics.median(samples)
+    if len(samples) < 4:
+        return Timing(middle, (max(samples) - min(samples)) / middle if middle else 0.0)
+    q1, _, q3 = statistics.quantiles(samples, n=4)
+    return Timing(middle, (q3 - q1) / middle if middle else 0.0)
+
+
+def cpu(f: Callable[[], Any], budget: float = 1.0, most: int = 50) -> Timing:
+    """Time a host function: one warm-up, then calls for ``budget`` seconds, at least three."""
+    f()
+    samples: list[float] = []
+    end = time.perf_counter() + budget
+    while len(samples) < 3 or time.perf_counter() < end and len(samples) < most:
+        start = time.perf_counter()
+        f()
+        samples.append(time.perf_counter() - start)
+    return summary(samples)
+
+
+@cache
+def _backlog() -> Any:
+    import cupy
+
+    return cupy.zeros(1 << 31, cupy.uint8)
+
+
+def gpu(f: Callable[[], Any], stream: Any, repeats: int = 25) -> Timing:
+    """Time GPU work by events on a CuPy stream, the host's launches hidden behind a long copy.
+
+    ``f`` enqueues the work on ``stream``; two calls warm up.  A copy of some milliseconds is
+    enqueued first, so that the queue is never empty while the events are recorded.
+    """
+    import cupy
+
+    block = _backlog()
+    half = block.size // 2
+    for _ in range(2):
+        f()
+    stream.synchronize()
+    events = [cupy.cuda.Event() for _ in range(repeats + 1)]
+    with stream:
+        for _ in range(4):
+            cupy.copyto(block[:half], block[half:])
+        f()
+        for event in events[:-1]:
+            event.record(stream)
+            f()
+        events[-1].record(stream)
+    stream.synchronize()
+    pairs = zip(events, events[1:], strict=False)
+    return summary([cupy.cuda.get_elapsed_time(a, b) / 1e3 for a, b in pairs])
+
+
+def steady(f: Callable[[], Any], synchronize: Callable[[], Any], budget: float = 0.5) -> Timing:
+    """Time calls as a loop meets them: many in a row, one synchronization, seconds a call."""
+    for _ in range(3):
+        f()
+    synchronize()
+    start = time.perf_counter()
+    f()
+    synchronize()
+    once = time.perf_counter() - start
+    count = max(3, min(200, int(budget / 5 / max(once, 1e-6))))
+    samples = []
+    for _ in range(5):
+        start = time.perf_counter()
+        for _ in range(count):
+            f()
+        synchronize()
+        samples.append((time.perf_counter() - start) / count)
+    return summary(samples)
+
+
+def host(f: Callable[[], Any], synchronize: Callable[[], Any], calls: int = 500) -> Timing:
+    """Time only what a call costs the host: batches of calls on an idle queue, no waiting inside."""
+    for _ in range(20):
+        f()
+    samples = []
+    for _ in range(7):
+        synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            f()
+        samples.append((time.perf_counter() - start) / calls)
+    synchronize()
+    return summary(samples)

@@ -185,7 +185,7 @@ class Arena:
             return
         runtime = self._cupy().cuda.runtime
         stream = self.current_stream()
-        if runtime.streamIsCapturing(stream):
+        if self.capturing():
             raise RuntimeError(
                 "arena: got a host write while the stream is capturing, expected it outside; "
                 "set scalars before or after the capture, the graph reads them at replay"
@@ -206,7 +206,7 @@ class Arena:
             return self.view(span, dtype).copy()
         runtime = self._cupy().cuda.runtime
         stream = self.current_stream()
-        if runtime.streamIsCapturing(stream):
+        if self.capturing():
             raise RuntimeError(
                 "arena: got a host read while the stream is capturing, expected it outside; "
                 "read after the replay"
@@ -219,6 +219,26 @@ class Arena:
     def current_stream(self) -> int:
         """Return the raw handle of the stream that the caller's framework works on."""
         return current_handle(self.device_id, self.framework)
+
+    def capturing(self) -> bool:
+        """Return whether the current stream is being captured into a graph."""
+        if not self.on_gpu:
+            return False
+        return bool(self._cupy().cuda.runtime.streamIsCapturing(self.current_stream()))
+
+    def nonfinite_tensor(self) -> str | None:
+        """Return the name of the first weight whose gradient ``check_nan`` found not finite.
+
+        Speaks of the step being checked, or else of the last skipped one; waits for the device.
+        """
+        assert self.plan is not None
+        granule = self.scalars.first_nonfinite
+        if granule == 2**31 - 1:
+            granule = self.scalars.nonfinite_granule
+        if granule == 2**31 - 1:
+            return None
+        table = weight_segments(self.plan)
+        return table.tensors[table.rows[granule]].name
 
     @property
     def scalars(self) -> Scalars:

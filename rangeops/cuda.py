@@ -32,6 +32,14 @@ if SIMULATED:
         """Return the index of this thread in the grid."""
         return cuda.grid(1)
 
+    def block_index():
+        """Return (thread in block, block, blocks)."""
+        return cuda.threadIdx.x, cuda.blockIdx.x, cuda.gridDim.x
+
+    def syncthreads():
+        """Wait for every thread of the block."""
+        cuda.syncthreads()
+
     def load4(a, i, left):
         """Return the elements i .. i+3 of ``a``; lanes that do not exist repeat the last."""
         return tuple(a[i + min(k, left - 1)] for k in range(4))
@@ -108,6 +116,13 @@ else:
     def thread():
         """Return the index of this thread in the grid, 64-bit."""
         return cuda.grid(1)
+
+    @device
+    def block_index():
+        """Return (thread in block, block, blocks)."""
+        return cuda.threadIdx.x, cuda.blockIdx.x, cuda.gridDim.x
+
+    syncthreads = cuda.syncthreads
 
     def _words(builder, pointer, index, count):
         """Return a pointer to ``count`` 32-bit words in global memory at element ``index``."""
@@ -266,8 +281,6 @@ else:
     atomic_min, atomic_add = _atomic("min"), _atomic("add")
 
 
-# numba.cuda does not resolve these through a module attribute chain, so kernels get them by name.
-syncthreads = cuda.syncthreads
 sqrt = math.sqrt
 
 _widen_bf16, _narrow_bf16 = (
@@ -278,14 +291,6 @@ _widen_bf16, _narrow_bf16 = (
 def half(dtype):
     """Return (widen, narrow) of a half format: uint16 -> float32 and back, nearest even."""
     return (_widen_bf16, _narrow_bf16) if dtype == "bf16" else (_widen_fp16, _narrow_fp16)
-
-
-def block_index():
-    """Return (thread in block, block, blocks)."""
-    return cuda.threadIdx.x, cuda.blockIdx.x, cuda.gridDim.x
-
-
-block_index = device(block_index)
 
 
 def compile_to_ltoir(function, pointers, integers):

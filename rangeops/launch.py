@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plan import GRANULE
-from rangeops import binding, build, coefficients, scalars, stream
+from rangeops import binding, build, coefficients, scalars
+from rangeops.stream import handle_of, native
 
 if TYPE_CHECKING:
-    from rangeops.op import RangeOp
+    from rangeops.op import Kernel, RangeOp
 
 THREADS = 128
 """Threads a block; with one vector a thread and no grid-stride loop the fastest on H200."""
@@ -71,25 +72,13 @@ class BoundLaunch:
         }
         self.integers = [menu[name] for name in kernel.integers]
         self._step = 1
-        self._prepare(tuple(sorted(made.flags.items())))
+        self._prepare(kernel, tuple(sorted(made.flags.items())))
         if made.raw and (made.values or made.step) or "lr" in made.values:
             self.set(made.step, **made.values)
 
-    def _prepare(self, flags: build.Flags) -> None:
-        kernel, arena = self.binding.op.kernel, self.binding.arena
-        if arena.on_gpu:
-            from cuda.core import LaunchConfig, launch
-
-            self._launch = launch
-            self._kernel = build.gpu_kernel(kernel, flags, arena.device_id)
-            blocks = max(1, grid(self.count, kernel.per_thread))
-            self._config = LaunchConfig(grid=blocks, block=THREADS)
-            self._arguments: list[Any] = [*self._pointers(), *self.integers]
-        elif arena.simulated:
-            self._kernel = build.simulated_kernel(kernel, flags)
-        else:
-            self._kernel = build.cpu_loop(kernel, flags)
-            self._arguments = [*self.arrays(), *self.integers]
+    def _prepare(self, kernel: Kernel, flags: build.Flags) -> None:
+        """Compile the kernel and lay out its arguments."""
+        raise NotImplementedError
 
     def _pointers(self) -> list[int]:
         places = [self.binding.place(name) for name, _ in self.binding.op.kernel.arguments]
@@ -109,25 +98,7 @@ class BoundLaunch:
 
     def __call__(self, stream: Any = None) -> None:
         """Launch on ``stream`` (default: the framework's current stream); size 0 launches nothing."""
-        if not self.count:
-            return
-        arena, kernel = self.binding.arena, self.binding.op.kernel
-        if arena.on_gpu:
-            self._launch(self._stream(stream), self._config, self._kernel, *self._arguments)
-        elif arena.simulated:
-            from rangeops import cuda
-
-            blocks = grid(self.count, kernel.per_thread, SIMULATED_THREADS)
-            cuda.simulate(self._kernel, blocks, SIMULATED_THREADS, self.arrays(), self.integers)
-        else:
-            from rangeops import cpu
-
-            cpu.run(self._kernel, self._arguments, self.count, GRANULE, kernel.count != "n")
-
-    def _stream(self, given: Any) -> Any:
-        arena = self.binding.arena
-        handle = arena.current_stream() if given is None else stream.handle_of(given)
-        return stream.native(handle, arena.device_id)
+        raise NotImplementedError
 
     @property
     def state(self) -> Any:
@@ -165,6 +136,64 @@ class BoundLaunch:
         self.binding.state.write(span.base_offset, block)
 
 
+class GpuLaunch(BoundLaunch):
+    """A launch on a GPU: one call of ``cuda.core.launch`` with plain ints."""
+
+    def _prepare(self, kernel: Kernel, flags: build.Flags) -> None:
+        from cuda.core import LaunchConfig, launch
+
+        self._launch = launch
+        self._device = self.binding.arena.device_id
+        self._current = self.binding.arena.current_stream
+        self._kernel = build.gpu_kernel(kernel, flags, self._device)
+        self._config = LaunchConfig(
+            grid=max(1, grid(self.count, kernel.per_thread)), block=THREADS
+        )
+        self._arguments = [*self._pointers(), *self.integers]
+
+    def __call__(self, stream: Any = None) -> None:
+        """Launch on ``stream``; see ``BoundLaunch``."""
+        if self.count:
+            handle = self._current() if stream is None else handle_of(stream)
+            on = native(handle, self._device)
+            self._launch(on, self._config, self._kernel, *self._arguments)
+
+
+class SimulatedLaunch(BoundLaunch):
+    """A launch of the same kernel in Numba's simulator."""
+
+    def _prepare(self, kernel: Kernel, flags: build.Flags) -> None:
+        self._kernel = build.simulated_kernel(kernel, flags)
+        # Kernels may count on groups of THREADS threads, so as many threads run as on a GPU.
+        self._grid = grid(self.count, kernel.per_thread) * (THREADS // SIMULATED_THREADS)
+
+    def __call__(self, stream: Any = None) -> None:
+        """Launch; there are no streams in the simulator."""
+        if self.count:
+            from rangeops import cuda
+
+            cuda.simulate(
+                self._kernel, self._grid, SIMULATED_THREADS, self.arrays(), self.integers
+            )
+
+
+class CpuLaunch(BoundLaunch):
+    """The compiled loop over all cores of the CPU."""
+
+    def _prepare(self, kernel: Kernel, flags: build.Flags) -> None:
+        from rangeops import cpu
+
+        self._loop = build.cpu_loop(kernel, flags)
+        self._run = cpu.run
+        self._whole = kernel.count != "n"
+        self._arguments = [*self.arrays(), *self.integers]
+
+    def __call__(self, stream: Any = None) -> None:
+        """Run; the call returns when all cores are done."""
+        if self.count:
+            self._run(self._loop, self._arguments, self.count, GRANULE, self._whole)
+
+
 _CACHE: dict[Any, tuple[BoundLaunch, dict[str, Any]]] = {}
 
 
@@ -172,7 +201,16 @@ def bind(
     op: RangeOp, memory: Any, spans: Sequence[Any], arguments: Mapping[str, Any]
 ) -> BoundLaunch:
     """Return the launch of an op; see ``RangeOp.bind``."""
-    return BoundLaunch(binding.resolve(op, memory, spans, arguments))
+    arena = binding.as_arena(memory)
+    if arena.on_gpu and arena.capturing():
+        raise RuntimeError(
+            f"{op.name}: got its first use while the stream is capturing, expected a launch bound "
+            "before; call op.bind(arena, ...) ahead of the capture, it compiles and allocates"
+        )
+    made = binding.resolve(op, arena, spans, arguments)
+    if arena.on_gpu:
+        return GpuLaunch(made)
+    return SimulatedLaunch(made) if made.arena.simulated else CpuLaunch(made)
 
 
 def run(

@@ -106,18 +106,16 @@ def _widen_twin(*, half: str) -> Any:
 
 def _widen_gpu(x: Any, *, half: str) -> Any:
     widen, _ = x.half(half)
-    thread, load8, store4, int64 = x.thread, x.load8, x.store4, x.int64
+    thread, load4, store4, int64 = x.thread, x.load4, x.store4, x.int64
 
     def cast(dst, src, n):
-        i = thread() * int64(8)
+        # Four elements a thread: with eight, each store instruction of a warp leaves every other
+        # 16 bytes out and the write runs at 85 % of the copy rate (H200).
+        i = thread() * int64(4)
         left = n - i
-        if left >= 8:
-            u = load8(src, i, left)
+        if left > 0:
+            u = load4(src, i, left)
             store4(dst, i, (widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])), left)
-            store4(dst, i + 4, (widen(u[4]), widen(u[5]), widen(u[6]), widen(u[7])), left)
-        elif left > 0:
-            for j in range(i, n):
-                dst[j] = widen(src[j])
 
     return cast
 
@@ -147,7 +145,7 @@ cast_fp16_to_fp32 = range_op(
         gpu=_widen_gpu,
         cpu=_widen_cpu,
         twin=_widen_twin,
-        per_thread=8,
+        per_thread=4,
     ),
     bytes_per_element=lambda flags: 6,
     flags=FLAGS,

@@ -13,16 +13,26 @@ from typing import Any
 from rangeops.op import Kernel, arguments_of, range_op, read, written
 
 
+VECTORS = 4
+"""16-byte stores a thread of clear.  With one, 1 GB is half a million blocks and the H200 starts
+blocks no faster than 1.6 a nanosecond: 3.3 TB/s instead of a memset's 4.5."""
+
+BLOCK_BYTES = 128 * 16 * VECTORS
+
+
 def _clear_gpu(x: Any) -> Any:
     thread, clear16, int64, uint8 = x.thread, x.clear16, x.int64, x.uint8
 
     def clear(dst, n):
-        i = thread() * int64(16)
-        if i + 16 <= n:
-            clear16(dst, i)
-        elif i < n:
-            for j in range(i, n):
-                dst[j] = uint8(0)
+        t = thread()
+        base = (t >> int64(7)) * int64(BLOCK_BYTES) + (t & int64(127)) * int64(16)
+        for r in range(VECTORS):
+            i = base + int64(r) * int64(2048)
+            if i + 16 <= n:
+                clear16(dst, i)
+            elif i < n:
+                for j in range(i, n):
+                    dst[j] = uint8(0)
 
     return clear
 
@@ -51,7 +61,13 @@ clear = range_op(
     formula="x = 0",
     operands=_CLEAR,
     kernel=Kernel(
-        "clear", arguments_of(_CLEAR), ("n",), _clear_gpu, _clear_cpu, _clear_twin, per_thread=16
+        "clear",
+        arguments_of(_CLEAR),
+        ("n",),
+        _clear_gpu,
+        _clear_cpu,
+        _clear_twin,
+        per_thread=16 * VECTORS,
     ),
     bytes_per_element=lambda flags: 1,
 )

@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m bench`` is the main job; ``bench_<topic>.py`` are pytest-benchmark suites."""
+"""Benchmarks: ``python -m bench`` is the main job; ``bench_<topic>.py`` suites of pytest."""

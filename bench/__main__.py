@@ -26,7 +26,7 @@ MODELS_TIMED = ("mlp", "resnet50", "gpt2")
 
 
 def verdicts(device: str) -> Iterator[Verdict]:
-    """Verify every op: on a GPU every variant, on the CPU each op alone and with all it can fuse."""
+    """Verify every op: every variant on a GPU, on the CPU each alone and with all it fuses."""
     arena = Arena(plan_model(mlp(), PlanConfig("adamw", half="fp16", ema=True)), device=device)
     chosen = None if arena.on_gpu else rates.shown
     return verify_all(arena, only=chosen)
@@ -40,7 +40,9 @@ def verify_table(device: str, quiet: bool) -> tuple[str, int]:
     lines = []
     for name, some in found.items():
         wrong = [v.difference for v in some if v.difference]
-        result = wrong[0] if wrong else "equal to its twin, every bit" if some else "not in this plan"
+        result = (
+            wrong[0] if wrong else "equal to its twin, every bit" if some else "not in this plan"
+        )
         elements = max((v.elements for v in some), default=0)
         lines.append({"op": name, "variants": len(some), "elements": elements, "result": result})
     heads = {"op": "op", "variants": "variants", "elements": "elements", "result": "result"}

@@ -44,8 +44,8 @@ def host_costs() -> Iterator[dict[str, Any]]:
     raw = stream.ptr
 
     @cuda.jit
-    def peer(p, g, m, v, e, h, a, s, c, k, x, y, n):  # type: ignore[no-untyped-def]
-        i = cuda.grid(1)
+    def peer(p, g, m, v, e, h, a, s, c, k, x, y, n):
+        i = cuda.grid(1)  # type: ignore[attr-defined]
         if i < n:
             p[i] = g[i]
 
@@ -60,7 +60,7 @@ def host_costs() -> Iterator[dict[str, Any]]:
         begin()
         adamw()
         graph = stream.end_capture()
-        subjects = {
+        subjects: dict[str, Any] = {
             "bound launch, current stream": adamw,
             "bound launch, raw handle": lambda: adamw(raw),
             "ops.adamw(arena), cached binding": lambda: ops.adamw(arena),
@@ -91,5 +91,11 @@ def first_use() -> Iterator[dict[str, Any]]:
             imported, allocated, used = map(float, out)
             taken = timing.Timing(imported + allocated + used, 0.0)
             subject = "GPU" if gpu_count() else "CPU arena"
-            parts = {"import_s": imported, "arena_s": allocated, "first_step_s": used}
-            yield row("first-use", case, subject, taken, **{k: round(v, 3) for k, v in parts.items()})
+            parts: dict[str, Any] = {
+                "import_s": imported,
+                "arena_s": allocated,
+                "first_step_s": used,
+            }
+            yield row(
+                "first-use", case, subject, taken, **{k: round(v, 3) for k, v in parts.items()}
+            )

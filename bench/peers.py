@@ -118,7 +118,9 @@ def torch_graph(step: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def torch_peers(specs: list[ParameterSpec], device: str) -> Iterator[tuple[str, Callable[[], None]]]:
+def torch_peers(
+    specs: list[ParameterSpec], device: str
+) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yield (name, step) of every torch way of doing the step on ``device``."""
     yield "torch per-parameter loop", torch_loop(specs, device)
     yield "torch for-loop AdamW", torch_adamw(specs, device, foreach=False, fused=False)

@@ -64,7 +64,7 @@ def row(
     copy_rate: float | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return one result: what was timed, milliseconds, spread, bytes, GB/s, share of the copy rate."""
+    """Return one result: subject, milliseconds, spread, bytes, GB/s, share of the copy rate."""
     out: dict[str, Any] = {
         "topic": topic,
         "case": case,
@@ -98,6 +98,7 @@ def save(rows: Iterable[dict[str, Any]], folder: Path = RESULTS) -> Path:
 
 def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
     """Return rows as a Markdown table; ``columns`` maps keys to headings."""
+
     def text(value: Any) -> str:
         if value is None:
             return ""
@@ -105,7 +106,10 @@ def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
 
     cells = [list(columns.values())] + [[text(r.get(k)) for k in columns] for r in rows]
     width = [max(len(line[k]) for line in cells) for k in range(len(columns))]
-    lines = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |" for line in cells]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(line, width, strict=True)) + " |"
+        for line in cells
+    ]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in width) + "|")
     return "\n".join(lines)
 

@@ -35,7 +35,7 @@ def _prepared(arena: Arena) -> Any:
 
 
 def cpu_steps(model: str, budget: float = 1.0) -> Iterator[dict[str, Any]]:
-    """Time one model on the CPU arena, the NumPy loop, and torch's CPU optimizers where installed."""
+    """Time one model on the CPU arena, in the NumPy loop, and in torch where it is installed."""
     specs = MODELS[model]()
     begin, adamw = _prepared(Arena(plan_model(specs, PlanConfig("adamw")), device="cpu"))
 
@@ -93,7 +93,6 @@ def gpu_steps(model: str) -> Iterator[dict[str, Any]]:
     yield row("step-gpu", model, "rangeops step, graph", replay, adamw.nbytes, rate, ratio=1.0)
     more = {"ratio": round(eager.seconds / replay.seconds, 2)}
     yield row("step-gpu", model, "rangeops step, eager", eager, adamw.nbytes, rate, **more)
-    del arena, begin, adamw, graph
     if not peers.have_torch():
         return
     import torch

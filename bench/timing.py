@@ -41,7 +41,7 @@ def cpu(f: Callable[[], Any], budget: float = 1.0, most: int = 50) -> Timing:
     f()
     samples: list[float] = []
     end = time.perf_counter() + budget
-    while len(samples) < 3 or time.perf_counter() < end and len(samples) < most:
+    while len(samples) < 3 or (time.perf_counter() < end and len(samples) < most):
         start = time.perf_counter()
         f()
         samples.append(time.perf_counter() - start)
@@ -103,7 +103,7 @@ def steady(f: Callable[[], Any], synchronize: Callable[[], Any], budget: float =
 
 
 def host(f: Callable[[], Any], synchronize: Callable[[], Any], calls: int = 500) -> Timing:
-    """Time only what a call costs the host: batches of calls on an idle queue, no waiting inside."""
+    """Time what a call costs the host: batches of calls on an idle queue, no waiting inside."""
     for _ in range(20):
         f()
     samples = []

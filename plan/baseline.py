@@ -1,4 +1,4 @@
-"""The scalars that every plan has, in the order in which kernels index them.
+"""What every plan has besides its tensors: granule, coefficient table and scalars.
 
 Scalar k of S_SCALAR_FP32 or S_SCALAR_INT32 lies k slots (128 elements) behind the region's start.
 The FP32 scalars that the device itself changes stand last, apart from those of the host, so that
@@ -6,6 +6,19 @@ one upload of neighbouring host scalars never overwrites them.
 """
 
 from __future__ import annotations
+
+GRANULE = 128
+"""Elements that one warp moves, four a thread; an FP32 slot is a whole number of them."""
+
+BLOCK_FLOATS = 16
+"""Floats of the coefficient block that all tensors share."""
+
+ROW_FLOATS = 8
+"""Floats of a tensor's coefficient row."""
+
+MAX_GROUPS = 64
+GROUP_FLOATS = 4
+"""A parameter group is a row of FP32 multipliers: lr, weight decay, two free."""
 
 SCALAR_STRIDE = 128
 """Elements between neighbouring scalars: an FP32 or INT32 slot of one element is 512 bytes."""

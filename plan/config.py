@@ -51,6 +51,7 @@ class PlanConfig:
 
     >>> PlanConfig("adamw", half="fp16").half_dtype
     <DType.FP16: ('fp16', 2)>
+
     """
 
     optimizer: OptimizerKind | str = OptimizerKind.ADAMW

@@ -64,6 +64,7 @@ def sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
     Raises:
         PlanError: more than four dimensions, or a negative one.
         TypeError: a dimension that is not an integer.
+
     """
     out = tuple(map(operator.index, shape if isinstance(shape, (tuple, list)) else (shape,)))
     if len(out) > 4 or min(out, default=0) < 0:
@@ -72,7 +73,7 @@ def sizes(shape: Sequence[int] | int) -> tuple[int, ...]:
 
 
 def channel_multiple(dtype: DType, region: Region) -> int:
-    """Return the multiple, in elements, to which ``region`` pads C for ``dtype`` (1: not padded)."""
+    """Return the multiple, in elements, to which ``region`` pads C for ``dtype`` (1: none)."""
     if dtype.is_half and region in (Region.I_A_DATA, Region.I_B_DATA):
         return 4
     if dtype.is_half and region in (Region.F_FEATURE_FP16, Region.F_GRAD_SLOT_FP16):
@@ -116,6 +117,7 @@ class DTensor:
         region: the region it lies in.
         slot_bytes: bytes it takes in the arena.
         offset: bytes from the arena's start; -1 until the plan is finalized.
+
     """
 
     id: int

@@ -76,7 +76,9 @@ def vgg16_bn(classes: int = 1000) -> list[ParameterSpec]:
             index, width = index + 3, outer
         else:
             index += 1
-    for k, (out, inner) in zip((0, 3, 6), ((4096, 25088), (4096, 4096), (classes, 4096)), strict=True):
+    for k, (out, inner) in zip(
+        (0, 3, 6), ((4096, 25088), (4096, 4096), (classes, 4096)), strict=True
+    ):
         specs += _linear(f"classifier.{k}", out, inner)
     return specs
 

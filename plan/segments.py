@@ -12,8 +12,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from plan.baseline import GRANULE
 from plan.dtensor import DTensor
-from plan.memory_plan import GRANULE, MemoryPlan
+from plan.memory_plan import MemoryPlan
 from plan.region import Region
 
 
@@ -24,6 +25,7 @@ class Segments(NamedTuple):
         rows: tensor row of each granule, uint16, or uint32 above 65,536 tensors.
         first: first granule of each tensor, int64, with the number of granules at the end.
         tensors: the tensor of each row.
+
     """
 
     rows: NDArray[np.unsignedinteger]

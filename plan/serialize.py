@@ -31,6 +31,7 @@ def to_json(plan: MemoryPlan) -> str:
 
     Raises:
         PlanError: the plan is not finalized.
+
     """
     if not plan.finalized:
         raise PlanError("to_json: the plan is not finalized, call finalize() first")
@@ -42,6 +43,7 @@ def from_json(text: str) -> MemoryPlan:
 
     Raises:
         PlanError: another format, or a layout that this version would lay out differently.
+
     """
     document = json.loads(text)
     if document.get("format") != FORMAT:

@@ -19,6 +19,7 @@ def finalize_variants(plans: Sequence[MemoryPlan]) -> None:
     Raises:
         PlanError: a plan is finalized already, or the plans differ in names, order, regions,
             dtypes or config; the message names the first difference.
+
     """
     for plan in plans:
         if plan.finalized:

@@ -1,9 +1,9 @@
 """rangeops: a whole training step as a handful of launches over byte ranges of one arena."""
 
+from plan import DType, MemoryPlan, PlanConfig, PlanError, Range, Region
 from rangeops import ops
 from rangeops.arena import Arena
 from rangeops.op import REGISTRY, RangeOp, range_op
-from plan import DType, MemoryPlan, PlanConfig, PlanError, Range, Region
 
 __all__ = [
     "REGISTRY",

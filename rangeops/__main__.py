@@ -28,7 +28,9 @@ def main() -> int:
         on = ", ".join(k if v is True else f"{k}={v}" for k, v in verdict.flags.items() if v)
         wrong += verdict.difference is not None
         print(f"{verdict.op:20} {verdict.elements:12,} {verdict.difference or 'equal':8} {on}")
-    print(f"{arena.device}: {wrong} of the variants differ" if wrong else f"{arena.device}: all equal")
+    print(
+        f"{arena.device}: {wrong} of the variants differ" if wrong else f"{arena.device}: all equal"
+    )
     return int(wrong > 0)
 
 

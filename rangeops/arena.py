@@ -7,8 +7,6 @@ in host memory played by Numba's simulator.
 
 from __future__ import annotations
 
-import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -16,8 +14,9 @@ import numpy as np
 from plan import DTensor, DType, MemoryPlan, PlanConfig, PlanError, Range, Region
 from plan.region import PARAMETER_KINDS, WEIGHT_KINDS
 from plan.segments import weight_segments
+from rangeops.buffer import allocate, flat
 from rangeops.scalars import Scalars
-from rangeops.stream import current_handle, gpu_count
+from rangeops.stream import current_handle
 
 _NUMPY = {
     DType.FP32: "f4",
@@ -26,16 +25,6 @@ _NUMPY = {
     DType.INT32: "i4",
     DType.INT8: "i1",
 }
-
-
-def simulator_on() -> bool:
-    """Return whether Numba's simulator plays the GPU in this process."""
-    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
-
-
-def default_device() -> str:
-    """Return "cuda" where there is a GPU (or the simulator), else "cpu"."""
-    return "cuda" if simulator_on() or gpu_count() else "cpu"
 
 
 class Arena:
@@ -60,6 +49,7 @@ class Arena:
 
     Raises:
         PlanError: plan not finalized, or larger than the memory (both numbers are in the message).
+
     """
 
     def __init__(
@@ -68,9 +58,9 @@ class Arena:
         if not plan.finalized:
             raise PlanError("Arena: the plan is not finalized, call plan.finalize() first")
         if buffer is None:
-            self._adopt(*_allocate(plan.total_bytes, device), "cupy")
+            self._adopt(*allocate(plan.total_bytes, device), "cupy")
         else:
-            memory, framework = _flat(buffer)
+            memory, framework = flat(buffer)
             self._adopt(memory, device == "simulator", framework)
             if self.nbytes < plan.total_bytes:
                 raise PlanError(
@@ -90,9 +80,10 @@ class Arena:
 
         Raises:
             TypeError: none of these. ValueError: not contiguous, or read-only.
+
         """
         self = cls.__new__(cls)
-        memory, framework = _flat(buffer)
+        memory, framework = flat(buffer)
         self._adopt(memory, device == "simulator", framework)
         self.plan = None
         return self
@@ -124,7 +115,7 @@ class Arena:
 
     @property
     def device(self) -> str:
-        """ "cuda:0", "cpu" or "simulator"."""
+        """Where it lies: "cuda:0", "cpu" or "simulator"."""
         if self.on_gpu:
             return f"cuda:{self.device_id}"
         return "simulator" if self.simulated else "cpu"
@@ -166,7 +157,7 @@ class Arena:
         return np.asarray(view.get()) if self.on_gpu else view.copy()
 
     def initialize(self) -> None:
-        """Give every parameter and statistic its region's initial value (variances and norm scales 1)."""
+        """Write every region's initial value: variances and norm scales 1, the rest stays."""
         assert self.plan is not None
         for tensor in self.plan:
             if tensor.region.initial:
@@ -179,6 +170,7 @@ class Arena:
 
         Raises:
             RuntimeError: the stream is capturing; a graph would read the host's memory later.
+
         """
         if not self.on_gpu:
             self.view(Range(offset, values.nbytes))[:] = np.ascontiguousarray(values).view("u1")
@@ -201,6 +193,7 @@ class Arena:
 
         Raises:
             RuntimeError: the stream is capturing.
+
         """
         if not self.on_gpu:
             return self.view(span, dtype).copy()
@@ -219,6 +212,10 @@ class Arena:
     def current_stream(self) -> int:
         """Return the raw handle of the stream that the caller's framework works on."""
         return current_handle(self.device_id, self.framework)
+
+    def current_device(self) -> int:
+        """Return the number of the GPU that this thread works on."""
+        return int(self._cupy().cuda.runtime.getDevice())
 
     def capturing(self) -> bool:
         """Return whether the current stream is being captured into a graph."""
@@ -277,70 +274,3 @@ def private_arena(device: str) -> Arena:
     plan = MemoryPlan(PlanConfig("none"))
     plan.parameter("row", PARAMETER_KINDS[3], (1,))
     return Arena(plan.finalize(), device=device)
-
-
-def _allocate(nbytes: int, device: str | int | None) -> tuple[Any, bool]:
-    name = device if device is not None else default_device()
-    name = f"cuda:{name}" if isinstance(name, int) else str(name)
-    if name == "simulator" or name.startswith("cuda") and simulator_on():
-        return _host_memory(nbytes), True
-    if name == "cpu":
-        return _host_memory(nbytes), False
-    if not name.startswith("cuda"):
-        raise ValueError(f"Arena: device got {name!r}, expected 'cuda', 'cuda:N' or 'cpu'")
-    if not gpu_count():
-        raise RuntimeError(
-            "Arena: got device 'cuda', but the driver offers no GPU; use device='cpu'"
-        )
-    import cupy
-
-    index = int(name.partition(":")[2] or cupy.cuda.Device().id)
-    with cupy.cuda.Device(index):
-        free = cupy.cuda.runtime.memGetInfo()[0]
-        if nbytes > free:
-            raise PlanError(
-                f"Arena: the plan needs {nbytes} bytes, device {index} has {free} free; "
-                "plan a smaller model or free memory"
-            )
-        block = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 256)), 0)
-        return cupy.ndarray(nbytes, cupy.uint8, memptr=block), False
-
-
-def _host_memory(nbytes: int) -> np.ndarray:
-    """Return zeroed host memory that starts on a multiple of 256 bytes."""
-    try:
-        raw = np.zeros(nbytes + 256, np.uint8)
-    except (MemoryError, ValueError) as error:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        raise PlanError(
-            f"Arena: the plan needs {nbytes} bytes, this machine has {total}; plan a smaller model"
-        ) from error
-    start = -raw.ctypes.data % 256
-    return raw[start : start + nbytes]
-
-
-def _flat(buffer: Any) -> tuple[Any, str]:
-    """Return ``buffer`` as a flat uint8 array over the same memory, and the framework it is of."""
-    framework = "torch" if type(buffer).__module__.partition(".")[0] == "torch" else "cupy"
-    if isinstance(buffer, np.ndarray):
-        array: Any = buffer
-    elif hasattr(buffer, "__cuda_array_interface__"):
-        import cupy
-
-        array = cupy.asarray(buffer)
-    elif hasattr(buffer, "__dlpack__"):
-        on_gpu = buffer.__dlpack_device__()[0] == 2
-        array = sys.modules["cupy"].from_dlpack(buffer) if on_gpu else np.from_dlpack(buffer)
-    else:
-        raise TypeError(
-            f"Arena.wrap: got {type(buffer).__name__}, expected a NumPy or CuPy array, a torch "
-            "tensor, or an object with __cuda_array_interface__ or DLPack"
-        )
-    if not array.flags.c_contiguous:
-        raise ValueError(
-            f"Arena.wrap: got strides {array.strides} for shape {array.shape}, expected "
-            "contiguous memory; wrap a contiguous copy"
-        )
-    if isinstance(array, np.ndarray) and not array.flags.writeable:
-        raise ValueError("Arena.wrap: got a read-only array, expected one that ops may write")
-    return array.reshape(-1).view("u1"), framework

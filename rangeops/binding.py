@@ -6,15 +6,21 @@ with subject, got, expected and remedy, in bytes or elements.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from plan import GRANULE, DTensor, PlanError, Range, Region
-from plan.region import WEIGHT_KINDS, series_region
+from plan import GRANULE, PlanError, Range, Region
 from rangeops import coefficients, scalars
 from rangeops.arena import Arena, private_arena
+from rangeops.ranges import (
+    ELEMENT_BYTES,
+    Bound,
+    check_span,
+    check_together,
+    given_span,
+    planned_span,
+)
 
 if TYPE_CHECKING:
     from rangeops.op import Operand, RangeOp
@@ -25,14 +31,6 @@ OPTION_BITS = {
     "maximize": coefficients.MAXIMIZE,
 }
 DEFAULT_OPTIONS = {"bias_correction": True, "ema_warmup": False, "maximize": False}
-
-
-class Bound(NamedTuple):
-    """An operand's place: its operand, bytes in the arena, elements."""
-
-    operand: Operand
-    span: Range
-    numel: int
 
 
 @dataclass(frozen=True)
@@ -134,6 +132,7 @@ def resolve(
 
     Raises:
         ValueError, TypeError, PlanError: what was got, what was expected, what to do.
+
     """
     arena = as_arena(memory)
     given = dict(arguments)
@@ -232,108 +231,21 @@ def _bound(
         part = "weight"
     for operand in _active(op, flags):
         if operand.name in ranges:
-            span = _span(op, operand, arena, ranges[operand.name])
+            span = given_span(op, operand, arena, ranges[operand.name])
         elif arena.plan is not None and operand.series:
-            span = _planned_span(op, operand, arena, part)
+            span = planned_span(op, operand, arena, part)
         elif operand.name == "g" and flags.get("half_grad"):
             continue
         else:
             raise TypeError(
-                f"{op.name}: range {operand.name} is missing; give {operand.name}=Range(offset, size)"
+                f"{op.name}: range {operand.name} is missing; "
+                f"give {operand.name}=Range(offset, size)"
             )
-        _check_span(op, operand, arena, span)
-        size = {"u1": 1, "half": 2}.get(operand.element, 4)
+        check_span(op, operand, arena, span)
+        size = ELEMENT_BYTES[operand.element]
         out[operand.name] = Bound(operand, span, span.size // size)
     for name in ranges:
         if name not in out:
             raise TypeError(f"{op.name}: range {name} is not used with flags {dict(flags)}")
-    _check_together(op, list(out.values()))
+    check_together(op, list(out.values()))
     return out
-
-
-def _planned_span(op: RangeOp, operand: Operand, arena: Arena, part: str) -> Range:
-    plan = arena.plan
-    assert plan is not None
-    half = operand.element == "half"
-    if half and part == "bias":
-        raise ValueError(f"{op.name}: part='bias' got half ranges, expected none; leave them out")
-    probe = series_region(operand.series, WEIGHT_KINDS[0], half)
-    if not plan.config.enables(probe):
-        raise PlanError(
-            f"{op.name}: range {operand.name} is region {probe.name}, which the plan disables; "
-            f"expected {probe.when.value} in PlanConfig"
-        )
-    span = plan.series_range(operand.series, part, half)
-    if not span.size and plan.series_range("W", part).size:
-        raise PlanError(
-            f"{op.name}: range {operand.name} (series {operand.series}) is empty in a plan for "
-            f"{plan.config.kind.label}; plan for an optimizer that keeps it"
-        )
-    return span
-
-
-def _span(op: RangeOp, operand: Operand, arena: Arena, given: Any) -> Range:
-    """Return a Range, Region, pair of regions, tensor or (offset, size) as a plain Range."""
-    label = f"{op.name}: range {operand.name}"
-    pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Region)
-    if isinstance(given, Region) or pair:
-        if arena.plan is None:
-            raise PlanError(f"{label} got a region, the arena has no plan; give bytes")
-        return arena.plan.range(*(given if pair else (given,)))
-    if isinstance(given, str | DTensor):
-        tensor = arena._tensor(given)
-        return Range(tensor.offset, tensor.slot_bytes)
-    try:
-        offset, size = given
-        return Range(operator.index(offset), operator.index(size))
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{label} got {given!r}, expected Range(base_offset, size) in whole bytes, a region, "
-            "two regions or a tensor"
-        ) from None
-
-
-def _check_span(op: RangeOp, operand: Operand, arena: Arena, span: Range) -> None:
-    label = f"{op.name}: range {operand.name}"
-    size = {"u1": 1, "half": 2}.get(operand.element, 4)
-    if span.base_offset < 0 or span.size < 0 or span.end > arena.nbytes:
-        raise ValueError(
-            f"{label} got bytes {span.base_offset} .. {span.end}, the arena has {arena.nbytes} "
-            "bytes; give a range inside it"
-        )
-    if span.size % size:
-        raise ValueError(
-            f"{label} got {span.size} bytes, expected a multiple of {size}, the element size; "
-            "give whole elements"
-        )
-    address = arena.ptr_at(span.base_offset)
-    if address % 16:
-        raise ValueError(
-            f"{label} starts at byte {span.base_offset}, address {address}, expected a multiple "
-            "of 16; start ranges on 16 bytes"
-        )
-
-
-def _check_together(op: RangeOp, bound: list[Bound]) -> None:
-    if not bound:
-        return
-    first = bound[0]
-    halves = [b for b in bound if b.operand.element == "half"]
-    for b in bound[1:]:
-        split = "half0" in op.kernel.integers and b in halves
-        fits = b.numel <= first.numel and (first.numel - b.numel) % GRANULE == 0
-        same = b.numel == halves[0].numel if split else b.numel == first.numel
-        if not same or split and not fits:
-            raise ValueError(
-                f"{op.name}: range {b.operand.name} holds {b.numel} elements, "
-                f"{first.operand.name} holds {first.numel}; give both the same regions"
-            )
-    for k, a in enumerate(bound):
-        for b in bound[k + 1 :]:
-            writes = a.operand.role != "read" or b.operand.role != "read"
-            overlap = min(a.span.end, b.span.end) - max(a.span.base_offset, b.span.base_offset)
-            if writes and overlap > 0:
-                raise ValueError(
-                    f"{op.name}: ranges {a.operand.name} and {b.operand.name} share {overlap} "
-                    "bytes, expected none; give ranges apart from each other"
-                )

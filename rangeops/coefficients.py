@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.memory_plan import BLOCK_FLOATS, ROW_FLOATS
+from plan.baseline import BLOCK_FLOATS, ROW_FLOATS
 
 (
     ONE_MINUS_BETA1,

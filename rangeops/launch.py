@@ -36,6 +36,7 @@ def grid(count: int, per_thread: int, threads: int = THREADS) -> int:
 
     Raises:
         ValueError: more blocks than a grid can have.
+
     """
     blocks = -(-count // (per_thread * threads))
     if blocks > MAX_BLOCKS:
@@ -54,6 +55,7 @@ class BoundLaunch:
         count: elements (or rows) that threads are spread over.
         nbytes: bytes that one launch moves.
         integers: the kernel's int64 arguments.
+
     """
 
     def __init__(self, made: binding.Binding) -> None:
@@ -73,7 +75,7 @@ class BoundLaunch:
         self.integers = [menu[name] for name in kernel.integers]
         self._step = 1
         self._prepare(kernel, tuple(sorted(made.flags.items())))
-        if made.raw and (made.values or made.step) or "lr" in made.values:
+        if (made.raw and (made.values or made.step)) or "lr" in made.values:
             self.set(made.step, **made.values)
 
     def _prepare(self, kernel: Kernel, flags: build.Flags) -> None:
@@ -97,7 +99,7 @@ class BoundLaunch:
         return out
 
     def __call__(self, stream: Any = None) -> None:
-        """Launch on ``stream`` (default: the framework's current stream); size 0 launches nothing."""
+        """Launch on ``stream`` (default: the framework's current one); size 0 launches nothing."""
         raise NotImplementedError
 
     @property
@@ -117,6 +119,7 @@ class BoundLaunch:
 
         Raises:
             ValueError, TypeError: a value or name that cannot be; nothing is written then.
+
         """
         name = self.binding.op.name
         if not self.binding.raw:
@@ -146,9 +149,7 @@ class GpuLaunch(BoundLaunch):
         self._device = self.binding.arena.device_id
         self._current = self.binding.arena.current_stream
         self._kernel = build.gpu_kernel(kernel, flags, self._device)
-        self._config = LaunchConfig(
-            grid=max(1, grid(self.count, kernel.per_thread)), block=THREADS
-        )
+        self._config = LaunchConfig(grid=max(1, grid(self.count, kernel.per_thread)), block=THREADS)
         self._arguments = [*self._pointers(), *self.integers]
 
     def __call__(self, stream: Any = None) -> None:
@@ -172,9 +173,7 @@ class SimulatedLaunch(BoundLaunch):
         if self.count:
             from rangeops import cuda
 
-            cuda.simulate(
-                self._kernel, self._grid, SIMULATED_THREADS, self.arrays(), self.integers
-            )
+            cuda.simulate(self._kernel, self._grid, SIMULATED_THREADS, self.arrays(), self.integers)
 
 
 class CpuLaunch(BoundLaunch):
@@ -202,6 +201,11 @@ def bind(
 ) -> BoundLaunch:
     """Return the launch of an op; see ``RangeOp.bind``."""
     arena = binding.as_arena(memory)
+    if arena.on_gpu and arena.current_device() != arena.device_id:
+        raise ValueError(
+            f"{op.name}: the arena lies on {arena.device}, the current device is "
+            f"{arena.current_device()}; bind inside `with cupy.cuda.Device({arena.device_id})`"
+        )
     if arena.on_gpu and arena.capturing():
         raise RuntimeError(
             f"{op.name}: got its first use while the stream is capturing, expected a launch bound "

@@ -27,6 +27,7 @@ class Operand:
         series: letter of the plan's series that is taken when no range is given; "" if the
             caller has to give one.
         flag: the op's flag without which the operand does not exist; "" if it always does.
+
     """
 
     name: str
@@ -81,6 +82,7 @@ class Kernel:
         twin: ``twin(**flags)`` returns the NumPy spelling; it works on arrays in place.
         per_thread: elements (bytes for byte ranges) that one GPU thread handles.
         count: "n", "tensors" or "one": over what threads are spread.
+
     """
 
     name: str
@@ -129,6 +131,7 @@ class RangeOp:
 
         Raises:
             ValueError, TypeError, PlanError: see ``rangeops.launch``; nothing has run then.
+
         """
         return launch.bind(self, arena, spans, arguments)
 
@@ -153,6 +156,7 @@ def range_op(name: str, **fields: Any) -> RangeOp:
 
     Raises:
         ValueError: the name is taken.
+
     """
     if name in REGISTRY:
         raise ValueError(f"range_op: got name {name!r} twice, expected a new one")

@@ -36,6 +36,7 @@ def check(name: str, value: float) -> None:
     Raises:
         ValueError: non-finite, negative, or outside the scalar's own limits.
         TypeError: unknown name.
+
     """
     if name not in NAMES:
         raise TypeError(f"scalars: got {name!r}, expected one of {', '.join(sorted(NAMES))}")
@@ -71,7 +72,7 @@ class Scalars:
         upload: Callable[[str, int, np.ndarray], None],
         download: Callable[[str, int], Any],
     ) -> None:
-        """Take the arena's accessors: ``upload(kind, element, values)``, ``download(kind, element)``."""
+        """Take the arena's ``upload(kind, element, values)`` and ``download(kind, element)``."""
         fp32 = np.zeros(fp32_index(list(FP32_SCALARS)[-1]) + 1, np.float32)
         int32 = np.zeros(int32_index(list(INT32_SCALARS)[-1]) + 1, np.int32)
         for name, value in FP32_SCALARS.items():
@@ -110,6 +111,7 @@ class Scalars:
 
         Raises:
             ValueError, TypeError: see ``check``; nothing is written then.
+
         """
         for name, value in values.items():
             check(name, value)
@@ -127,9 +129,7 @@ class Scalars:
         ):
             mirror = self._mirror[kind]
             for owned in (False, True):
-                places = [
-                    index(n) for n in full if n in table and (n in DEVICE_OWNED) == owned
-                ]
+                places = [index(n) for n in full if n in table and (n in DEVICE_OWNED) == owned]
                 for n in full:
                     if n in table:
                         mirror[index(n)] = full[n]

@@ -29,6 +29,7 @@ def handle_of(stream: Any) -> int:
 
     Raises:
         TypeError: any other type.
+
     """
     if isinstance(stream, int) and not isinstance(stream, bool):
         return stream

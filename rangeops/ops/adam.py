@@ -64,7 +64,8 @@ def adam_rule(p, g, m, v, c):
 adam = optimizer(
     "adam",
     seed="RANGE_UPDATE_*_ADAM",
-    formula="g += wd*p; m += (1-b1)*(g-m); v += (1-b2)*(g*g-v); p -= step_size*m/(sqrt(v)*isb2+eps)",
+    formula="g += wd*p; m += (1-b1)*(g-m); v += (1-b2)*(g*g-v); "
+    "p -= step_size*m/(sqrt(v)*isb2+eps)",
     rules={"l2": (adam_rule, adam_twin, adam_coefficients)},
     moments=2,
     hyper=HYPER,

@@ -45,7 +45,7 @@ def _narrow_twin(*, half: str) -> Any:
 
 def _narrow_gpu(x: Any, *, half: str) -> Any:
     _, narrow = x.half(half)
-    thread, load4, store4, store8, int64 = x.thread, x.load4, x.store4, x.store8, x.int64
+    thread, load4, store8, int64 = x.thread, x.load4, x.store8, x.int64
 
     def cast(dst, src, n):
         i = thread() * int64(8)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.memory_plan import BLOCK_FLOATS, GRANULE, ROW_FLOATS
+from plan.baseline import BLOCK_FLOATS, GRANULE, ROW_FLOATS
 from rangeops.coefficients import ONE_MINUS_EMA, SKIP
 from rangeops.op import Kernel, arguments_of, range_op, read, updated, written
 from rangeops.ops.cast import to_half
@@ -24,12 +24,12 @@ from rangeops.ops.update import FOUND_INF, SKIP_STEP
 
 
 def ema_twin(e, p, d):
-    """e + (1-decay)*(p - e) in NumPy."""
+    """E + (1-decay)*(p - e) in NumPy."""
     return e + d * (p - e)
 
 
 def ema_rule(e, p, d):
-    """e + (1-decay)*(p - e)."""
+    """E + (1-decay)*(p - e)."""
     return e + d * (p - e)
 
 
@@ -65,7 +65,10 @@ def _ema_cpu(x: Any) -> Any:
         d = c[ONE_MINUS_EMA]
         for first in range(start, stop, GRANULE):
             if c[BLOCK_FLOATS + ROW_FLOATS * np.int64(segments[first >> shift]) + SKIP] == 0:
-                es, ps = e[first : min(first + GRANULE, stop)], p[first : min(first + GRANULE, stop)]
+                es, ps = (
+                    e[first : min(first + GRANULE, stop)],
+                    p[first : min(first + GRANULE, stop)],
+                )
                 for j in range(es.size):
                     es[j] = rule(es[j], ps[j], d)
 

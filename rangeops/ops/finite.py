@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.baseline import fp32_index, int32_index
-from plan.memory_plan import GRANULE
+from plan.baseline import GRANULE, fp32_index, int32_index
 from rangeops.op import Kernel, arguments_of, range_op, updated
 from rangeops.ops.cast import from_half, to_half
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from rangeops.op import Kernel, arguments_of, range_op, read, written
 
-
 VECTORS = 4
 """16-byte stores a thread of clear.  With one, 1 GB is half a million blocks and the H200 starts
 blocks no faster than 1.6 a nanosecond: 3.3 TB/s instead of a memset's 4.5."""

@@ -29,7 +29,9 @@ HYSTERESIS, PATIENCE = int32_index("hysteresis"), int32_index("hysteresis_tracke
 FLOOR_HITS = int32_index("floor_hits")
 
 
-def scaling_rule(skipped, scale, growth, backoff, floor, ceiling, tracker, interval, full, patience):
+def scaling_rule(
+    skipped, scale, growth, backoff, floor, ceiling, tracker, interval, full, patience
+):
     """Return the new (scale, tracker, patience, hit) after one step."""
     hit = 0
     if skipped:

@@ -40,13 +40,13 @@ def decoupled_coefficients(c, row):
 
 
 def sgd_l2_twin(p, g, m, v, c):
-    """p - lr*(g + wd*p) in NumPy."""
+    """P - lr*(g + wd*p) in NumPy."""
     lr, wd, *_ = c
     return p - lr * (g + wd * p), m, v
 
 
 def sgd_l2_rule(p, g, m, v, c):
-    """p - lr*(g + wd*p)."""
+    """P - lr*(g + wd*p)."""
     step = c[0] * (g + c[1] * p)
     return p - step, m, v
 
@@ -77,27 +77,27 @@ sgd = optimizer(
 
 
 def momentum_l2_twin(p, g, m, v, c):
-    """m = mu*m + (1-dampening)*(g + wd*p); p - lr*m in NumPy."""
+    """M = mu*m + (1-dampening)*(g + wd*p); p - lr*m in NumPy."""
     lr, wd, mu, one_minus_dampening, _ = c
     m = mu * m + one_minus_dampening * (g + wd * p)
     return p - lr * m, m, v
 
 
 def momentum_l2_rule(p, g, m, v, c):
-    """m = mu*m + (1-dampening)*(g + wd*p); p - lr*m."""
+    """M = mu*m + (1-dampening)*(g + wd*p); p - lr*m."""
     m = c[2] * m + c[3] * (g + c[1] * p)
     return p - c[0] * m, m, v
 
 
 def momentum_decoupled_twin(p, g, m, v, c):
-    """m = mu*m + (1-dampening)*g; p*keep - lr*m in NumPy."""
+    """M = mu*m + (1-dampening)*g; p*keep - lr*m in NumPy."""
     lr, keep, mu, one_minus_dampening, _ = c
     m = mu * m + one_minus_dampening * g
     return p * keep - lr * m, m, v
 
 
 def momentum_decoupled_rule(p, g, m, v, c):
-    """m = mu*m + (1-dampening)*g; p*keep - lr*m."""
+    """M = mu*m + (1-dampening)*g; p*keep - lr*m."""
     m = c[2] * m + c[3] * g
     return p * c[1] - c[0] * m, m, v
 

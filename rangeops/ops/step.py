@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.baseline import fp32_index, int32_index
-from plan.memory_plan import BLOCK_FLOATS, GROUP_FLOATS, ROW_FLOATS
+from plan.baseline import BLOCK_FLOATS, GROUP_FLOATS, ROW_FLOATS, fp32_index, int32_index
 from rangeops import coefficients as at
 from rangeops.op import Kernel, arguments_of, range_op
 
@@ -113,7 +112,7 @@ def _gpu(x: Any) -> Any:
                 write_block(s, c, inv_sqrt_bc2, grad, ema, mu, omd)
             write_row(i, s, c, groups, group_of, bc1)
         syncthreads()
-        lane, block, blocks = block_index()
+        lane, _, blocks = block_index()
         if lane == 0 and atomic_add(k, int64(TICKET), int32(1)) == blocks - 1:
             k[TICKET] = int32(0)
             count(s, k, found)

@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from plan.baseline import int32_index
-from plan.memory_plan import BLOCK_FLOATS, GRANULE, ROW_FLOATS
+from plan.baseline import BLOCK_FLOATS, GRANULE, ROW_FLOATS, int32_index
 from rangeops.coefficients import GRAD, ONE_MINUS_EMA, SKIP
-from rangeops.op import Kernel, RangeOp, arguments_of, range_op, read, updated, written
+from rangeops.op import Kernel, Operand, RangeOp, arguments_of, range_op, updated, written
 from rangeops.ops.cast import from_half, to_half
 
 SKIP_STEP, FOUND_INF = int32_index("skip_step"), int32_index("found_inf")
@@ -189,7 +188,9 @@ def update_twin(
         row = BLOCK_FLOATS + ROW_FLOATS * segments[np.arange(lo, hi) >> shift].astype(np.int64)
         live = c[row + SKIP] == 0
         cut = max(lo, min(hi, half0)) if half_grad else hi
-        grads = [g[lo:cut], from_half(h[cut - half0 : hi - half0], half)] if half_grad else [g[lo:hi]]
+        grads = (
+            [g[lo:cut], from_half(h[cut - half0 : hi - half0], half)] if half_grad else [g[lo:hi]]
+        )
         scaled = np.concatenate(grads) * c[GRAD]
         state = [p[lo:hi], m[lo:hi] if moments > 0 else None, v[lo:hi] if moments > 1 else None]
         new = rule(state[0], scaled, state[1], state[2], coefficients(c, row))
@@ -249,18 +250,16 @@ def optimizer(
     ``rule(p, g, m, v, c)`` in scalars, ``twin`` the same in NumPy, ``coefficients(c, row)`` the
     tuple c that both take, read from the coefficient block.
     """
-    operands = (
+    operands: tuple[Operand, ...] = (
         updated("p", "f4", "W"),
         updated("g", "f4", "G"),
         updated("h", "half", "G", "half_grad"),
-        updated("m", "f4", "M", "momentum" if moments < 1 else ""),
-        updated("v", "f4", "V", "variance" if moments < 2 else ""),
+        updated("m", "f4", "M"),
+        updated("v", "f4", "V"),
         updated("e", "f4", "E", "ema"),
         written("a", "half", "A", "half_copy"),
     )
-    operands = tuple(o for o in operands if o.flag not in ("momentum", "variance"))
-    names = updated("p", "f4"), read("g", "f4"), read("h", "half"), updated("m", "f4")
-    every = (*names, updated("v", "f4"), updated("e", "f4"), written("a", "half"))
+    absent = ("m", "v")[moments:]
 
     def choose(make: Callable[..., Any], which: int) -> Callable[..., Any]:
         def build(*vocabulary: Any, decay: str, **flags: Any) -> Any:
@@ -272,7 +271,7 @@ def optimizer(
 
     kernel = Kernel(
         name,
-        arguments_of(every, "segments", "c", "k"),
+        arguments_of(operands, "segments", "c", "k"),
         ("half0", "shift", "n"),
         gpu=choose(update_gpu, 0),
         cpu=choose(update_cpu, 0),
@@ -282,7 +281,7 @@ def optimizer(
         name,
         seed=seed,
         formula=formula,
-        operands=operands,
+        operands=tuple(o for o in operands if o.name not in absent),
         kernel=kernel,
         bytes_per_element=partial(_bytes, moments),
         flags={

@@ -1,0 +1,96 @@
+"""Where an arena's bytes come from: one allocation on a device, or a buffer of the caller's."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import numpy as np
+
+from plan import PlanError
+from rangeops.stream import gpu_count
+
+
+def simulator_on() -> bool:
+    """Return whether Numba's simulator plays the GPU in this process."""
+    return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+
+
+def default_device() -> str:
+    """Return "cuda" where there is a GPU (or the simulator), else "cpu"."""
+    return "cuda" if simulator_on() or gpu_count() else "cpu"
+
+
+def allocate(nbytes: int, device: str | int | None) -> tuple[Any, bool]:
+    """Return one uninitialized block as a flat uint8 array, and whether the simulator plays it.
+
+    Raises:
+        PlanError: more than the device has free (both numbers are in the message).
+        RuntimeError: a GPU is asked for and there is none. ValueError: unknown device.
+
+    """
+    name = device if device is not None else default_device()
+    name = f"cuda:{name}" if isinstance(name, int) else str(name)
+    if name == "simulator" or (name.startswith("cuda") and simulator_on()):
+        return host_memory(nbytes), True
+    if name == "cpu":
+        return host_memory(nbytes), False
+    if not name.startswith("cuda"):
+        raise ValueError(f"Arena: device got {name!r}, expected 'cuda', 'cuda:N' or 'cpu'")
+    if not gpu_count():
+        raise RuntimeError(
+            "Arena: got device 'cuda', but the driver offers no GPU; use device='cpu'"
+        )
+    import cupy
+
+    index = int(name.partition(":")[2] or cupy.cuda.Device().id)
+    with cupy.cuda.Device(index):
+        free = cupy.cuda.runtime.memGetInfo()[0]
+        if nbytes > free:
+            raise PlanError(
+                f"Arena: the plan needs {nbytes} bytes, device {index} has {free} free; "
+                "plan a smaller model or free memory"
+            )
+        block = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 256)), 0)
+        return cupy.ndarray(nbytes, cupy.uint8, memptr=block), False
+
+
+def host_memory(nbytes: int) -> np.ndarray:
+    """Return zeroed host memory that starts on a multiple of 256 bytes."""
+    try:
+        raw = np.zeros(nbytes + 256, np.uint8)
+    except (MemoryError, ValueError) as error:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        raise PlanError(
+            f"Arena: the plan needs {nbytes} bytes, this machine has {total}; plan a smaller model"
+        ) from error
+    start = -raw.ctypes.data % 256
+    return raw[start : start + nbytes]
+
+
+def flat(buffer: Any) -> tuple[Any, str]:
+    """Return ``buffer`` as a flat uint8 array over the same memory, and the framework it is of."""
+    framework = "torch" if type(buffer).__module__.partition(".")[0] == "torch" else "cupy"
+    if isinstance(buffer, np.ndarray):
+        array: Any = buffer
+    elif hasattr(buffer, "__cuda_array_interface__"):
+        import cupy
+
+        array = cupy.asarray(buffer)
+    elif hasattr(buffer, "__dlpack__"):
+        on_gpu = buffer.__dlpack_device__()[0] == 2
+        array = sys.modules["cupy"].from_dlpack(buffer) if on_gpu else np.from_dlpack(buffer)
+    else:
+        raise TypeError(
+            f"Arena.wrap: got {type(buffer).__name__}, expected a NumPy or CuPy array, a torch "
+            "tensor, or an object with __cuda_array_interface__ or DLPack"
+        )
+    if not array.flags.c_contiguous:
+        raise ValueError(
+            f"Arena.wrap: got strides {array.strides} for shape {array.shape}, expected "
+            "contiguous memory; wrap a contiguous copy"
+        )
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ValueError("Arena.wrap: got a read-only array, expected one that ops may write")
+    return array.reshape(-1).view("u1"), framework

@@ -1,4 +1,4 @@
-"""Every kernel once, for compute-sanitizer: ``compute-sanitizer --tool memcheck python -m tests.sanitize``.
+"""Every kernel once, for ``compute-sanitizer --tool memcheck python -m tests.sanitize``.
 
 Runs all variants on a small plan and all ops on raw ranges of awkward sizes, each against its
 twin; the exit status is the number of differences.

@@ -57,22 +57,27 @@ def update_gpu(
         left = n - i
         if left <= 0:
             return
+        # The data come first: their latency hides that of flag, table and coefficients, each of
+        # which waits for the one before (SGD with half gradients: 90 % of the copy rate on H200).
+        zero = float32(0)
+        p4 = load4(p, i, left)
+        if half_grad and i >= half0:
+            u = load4(h, i - half0, left)
+            ga, gb, gc, gd = widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])
+        else:
+            ga, gb, gc, gd = load4(g, i, left)
+        m4 = v4 = e4 = (zero, zero, zero, zero)
+        if moments > 0:
+            m4 = load4(m, i, left)
+        if moments > 1:
+            v4 = load4(v, i, left)
+        if ema:
+            e4 = load4(e, i, left)
         row = int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * int64(segments[i >> shift])
-        flagged = (k[SKIP_STEP] | k[FOUND_INF]) != 0
-        if not flagged and c[row + SKIP] == float32(0):
+        live = ((k[SKIP_STEP] | k[FOUND_INF]) == 0) & (c[row + SKIP] == zero)
+        if live:
             grad = c[GRAD]
             w = take(c, row)
-            if half_grad and i >= half0:
-                u = load4(h, i - half0, left)
-                ga, gb, gc, gd = widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])
-            else:
-                ga, gb, gc, gd = load4(g, i, left)
-            p4 = load4(p, i, left)
-            m4 = v4 = (float32(0), float32(0), float32(0), float32(0))
-            if moments > 0:
-                m4 = load4(m, i, left)
-            if moments > 1:
-                v4 = load4(v, i, left)
             pa, ma, va = rule(p4[0], ga * grad, m4[0], v4[0], w)
             pb, mb, vb = rule(p4[1], gb * grad, m4[1], v4[1], w)
             pc, mc, vc = rule(p4[2], gc * grad, m4[2], v4[2], w)
@@ -86,17 +91,15 @@ def update_gpu(
                 store4(a, i - half0, (narrow(pa), narrow(pb), narrow(pc), narrow(pd)), left)
             if ema:
                 d = c[ONE_MINUS_EMA]
-                ea, eb, ec, ed = load4(e, i, left)
-                ea, eb = ea + d * (pa - ea), eb + d * (pb - eb)
-                ec, ed = ec + d * (pc - ec), ed + d * (pd - ed)
+                ea, eb = e4[0] + d * (pa - e4[0]), e4[1] + d * (pb - e4[1])
+                ec, ed = e4[2] + d * (pc - e4[2]), e4[3] + d * (pd - e4[3])
                 store4(e, i, (ea, eb, ec, ed), left)
         if clear_grad:
             if half_grad and i >= half0:
-                z = narrow(float32(0))
+                z = narrow(zero)
                 store4(h, i - half0, (z, z, z, z), left)
             else:
-                o = float32(0)
-                store4(g, i, (o, o, o, o), left)
+                store4(g, i, (zero, zero, zero, zero), left)
 
     return update
 

@@ -13,7 +13,7 @@ from rangeops import Arena, ops
 from rangeops.verify import fill_random
 
 
-def _prepared(arena: Arena) -> Any:
+def prepared(arena: Arena) -> Any:
     """Fill the arena and return (begin_step, adamw) bound to it."""
     if arena.on_gpu:
         import cupy
@@ -37,7 +37,7 @@ def _prepared(arena: Arena) -> Any:
 def cpu_steps(model: str, budget: float = 1.0) -> Iterator[dict[str, Any]]:
     """Time one model on the CPU arena, in the NumPy loop, and in torch where it is installed."""
     specs = MODELS[model]()
-    begin, adamw = _prepared(Arena(plan_model(specs, PlanConfig("adamw")), device="cpu"))
+    begin, adamw = prepared(Arena(plan_model(specs, PlanConfig("adamw")), device="cpu"))
 
     def step() -> None:
         begin()
@@ -71,7 +71,7 @@ def gpu_steps(model: str) -> Iterator[dict[str, Any]]:
 
     specs = MODELS[model]()
     arena = Arena(plan_model(specs, PlanConfig("adamw")))
-    begin, adamw = _prepared(arena)
+    begin, adamw = prepared(arena)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     rate = copy_rate(adamw.nbytes, stream)

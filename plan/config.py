@@ -13,7 +13,7 @@ from plan.region import Region, When
 class OptimizerKind(Enum):
     """The optimizers, with the state series that each keeps for a parameter.
 
-    >>> OptimizerKind("adamw").series
+    >>> OptimizerKind.named("adamw").series
     'MV'
     """
 
@@ -32,8 +32,18 @@ class OptimizerKind(Enum):
         self.series = series
 
     @classmethod
-    def _missing_(cls, value: object) -> OptimizerKind | None:
-        return next((kind for kind in cls if kind.label == value), None)
+    def named(cls, name: OptimizerKind | str) -> OptimizerKind:
+        """Return the kind with this label; a kind returns itself.
+
+        Raises:
+            PlanError: no kind is named so.
+
+        """
+        for kind in cls:
+            if name in (kind, kind.label):
+                return kind
+        names = ", ".join(kind.label for kind in cls)
+        raise PlanError(f"PlanConfig: optimizer got {name!r}, expected one of {names}")
 
 
 @dataclass(frozen=True)
@@ -61,20 +71,14 @@ class PlanConfig:
 
     def __post_init__(self) -> None:
         """Turn names into kinds and refuse unknown ones."""
-        try:
-            object.__setattr__(self, "optimizer", OptimizerKind(self.optimizer))
-        except ValueError:
-            names = ", ".join(kind.label for kind in OptimizerKind)
-            raise PlanError(
-                f"PlanConfig: optimizer got {self.optimizer!r}, expected one of {names}"
-            ) from None
+        object.__setattr__(self, "optimizer", OptimizerKind.named(self.optimizer))
         if self.half not in (None, "fp16", "bf16"):
             raise PlanError(f"PlanConfig: half got {self.half!r}, expected 'fp16', 'bf16' or None")
 
     @property
     def kind(self) -> OptimizerKind:
         """The optimizer, always as an OptimizerKind."""
-        return OptimizerKind(self.optimizer)
+        return OptimizerKind.named(self.optimizer)
 
     @property
     def half_dtype(self) -> DType:

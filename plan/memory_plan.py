@@ -107,7 +107,7 @@ class MemoryPlan(Announcer):
         ``part`` is "bias" (norms and biases), "weight" (the kinds with half copies) or "all".
         """
         weights = half or series in "AN"
-        kinds = WEIGHT_KINDS if weights or part == "weight" else PARAMETER_KINDS
+        kinds: tuple[str, ...] = WEIGHT_KINDS if weights or part == "weight" else PARAMETER_KINDS
         if part == "bias":
             kinds = () if weights else PARAMETER_KINDS[:3]
         if not kinds:

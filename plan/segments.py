@@ -7,7 +7,7 @@ table once per warp, serves parameter groups, frozen tensors, trust ratios and r
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +28,7 @@ class Segments(NamedTuple):
 
     """
 
-    rows: NDArray[np.unsignedinteger]
+    rows: NDArray[Any]
     first: NDArray[np.int64]
     tensors: tuple[DTensor, ...]
 
@@ -44,8 +44,8 @@ def segments(plan: MemoryPlan, first: Region, last: Region | None = None) -> Seg
     """
     tensors = plan.tensors_in(first, last)
     counts = np.array([t.slot_bytes // (GRANULE * t.dtype.itemsize) for t in tensors], np.int64)
-    dtype = np.uint16 if len(tensors) <= 2**16 else np.uint32
-    rows = np.repeat(np.arange(len(tensors), dtype=dtype), counts)
+    dtype = np.dtype(np.uint16 if len(tensors) <= 2**16 else np.uint32)
+    rows = np.repeat(np.arange(len(tensors)), counts).astype(dtype)
     return Segments(rows, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), tensors)
 
 

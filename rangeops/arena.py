@@ -16,7 +16,7 @@ from plan.region import PARAMETER_KINDS, WEIGHT_KINDS
 from plan.segments import weight_segments
 from rangeops.buffer import allocate, flat
 from rangeops.scalars import Scalars
-from rangeops.stream import current_handle
+from rangeops.stream import current_reader
 
 _NUMPY = {
     DType.FP32: "f4",
@@ -211,7 +211,7 @@ class Arena:
 
     def current_stream(self) -> int:
         """Return the raw handle of the stream that the caller's framework works on."""
-        return current_handle(self.device_id, self.framework)
+        return current_reader(self.device_id, self.framework)()
 
     def current_device(self) -> int:
         """Return the number of the GPU that this thread works on."""

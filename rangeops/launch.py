@@ -14,7 +14,7 @@ import numpy as np
 
 from plan import GRANULE
 from rangeops import binding, build, coefficients, scalars
-from rangeops.stream import handle_of, native
+from rangeops.stream import current_reader, handle_of, native
 
 if TYPE_CHECKING:
     from rangeops.op import Kernel, RangeOp
@@ -147,7 +147,8 @@ class GpuLaunch(BoundLaunch):
 
         self._launch = launch
         self._device = self.binding.arena.device_id
-        self._current = self.binding.arena.current_stream
+        self._current = current_reader(self._device, self.binding.arena.framework)
+        self._streams: dict[int, Any] = {}
         self._kernel = build.gpu_kernel(kernel, flags, self._device)
         self._config = LaunchConfig(grid=max(1, grid(self.count, kernel.per_thread)), block=THREADS)
         self._arguments = [*self._pointers(), *self.integers]
@@ -156,7 +157,9 @@ class GpuLaunch(BoundLaunch):
         """Launch on ``stream``; see ``BoundLaunch``."""
         if self.count:
             handle = self._current() if stream is None else handle_of(stream)
-            on = native(handle, self._device)
+            on = self._streams.get(handle)
+            if on is None:
+                on = self._streams[handle] = native(handle, self._device)
             self._launch(on, self._config, self._kernel, *self._arguments)
 
 

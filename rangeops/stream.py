@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -54,12 +55,12 @@ def native(handle: int, device_id: int) -> Any:
     return Stream.from_handle(handle or LEGACY)
 
 
-def current_handle(device_id: int, framework: str) -> int:
-    """Return the handle of the stream that the caller's framework works on now."""
+def current_reader(device_id: int, framework: str) -> Callable[[], int]:
+    """Return a function that gives the handle of the stream the framework works on now."""
     if framework == "torch":
         from rangeops import torch
 
-        return torch.current_stream_handle(device_id)
-    import cupy
+        return lambda: torch.current_stream_handle(device_id)
+    from cupy.cuda import get_current_stream
 
-    return int(cupy.cuda.get_current_stream().ptr)
+    return lambda: get_current_stream().ptr

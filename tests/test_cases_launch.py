@@ -146,7 +146,7 @@ def test_s26_torch_streams(side):
     torch.cuda.synchronize()
     busy = spin(stream)
     for _ in range(5):
-        with torch.cuda.stream(stream), cupy.cuda.ExternalStream(stream.cuda_stream):
+        with torch.cuda.stream(stream), cupy.cuda.Stream.from_external(stream):
             memory[:1024] = 1.0
             memory[1024:2048] = 0.0
             busy()

@@ -92,15 +92,16 @@ def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
         lane = t & int64(127)
         bound = s[CLIP_VALUE] * s[GRAD_SCALE]
         plain = min(half0, n)
-        for r in range(BLOCK_ELEMENTS // 512):
-            i = base + int64(r * 512) + lane * int64(4)
-            left = plain - i
-            if left > 0:
-                lanes = load4(g, i, left)
-                if special(lanes):
-                    report(k, granule0, i)
-                if clip and bound > float32(0):
-                    clip4(g, i, lanes, bound, left)
+        if base < plain:
+            for r in range(BLOCK_ELEMENTS // 512):
+                i = base + int64(r * 512) + lane * int64(4)
+                left = plain - i
+                if left > 0:
+                    lanes = load4(g, i, left)
+                    if special(lanes):
+                        report(k, granule0, i)
+                    if clip and bound > float32(0):
+                        clip4(g, i, lanes, bound, left)
         if half_grad and base + int64(BLOCK_ELEMENTS) > half0:
             for r in range(BLOCK_ELEMENTS // 1024):
                 i = base + int64(r * 1024) + lane * int64(8)

@@ -45,6 +45,10 @@ def allocate(nbytes: int, device: str | int | None) -> tuple[Any, bool]:
     import cupy
 
     index = int(name.partition(":")[2] or cupy.cuda.Device().id)
+    if index >= gpu_count():
+        raise ValueError(
+            f"Arena: device got {name!r}, the driver offers {gpu_count()}; give a smaller number"
+        )
     with cupy.cuda.Device(index):
         free = cupy.cuda.runtime.memGetInfo()[0]
         if nbytes > free:

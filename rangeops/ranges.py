@@ -52,9 +52,15 @@ def given_span(op: RangeOp, operand: Operand, arena: Arena, given: Any) -> Range
     if isinstance(given, Region) or pair:
         if arena.plan is None:
             raise PlanError(f"{label} got a region, the arena has no plan; give bytes")
-        return arena.plan.range(*(given if pair else (given,)))
+        regions = given if pair else (given, given)
+        for region in regions:
+            _check_dtype(label, operand, region.name, region.dtype)
+        return arena.plan.range(*regions)
     if isinstance(given, str | DTensor):
         tensor = arena._tensor(given)
+        _check_dtype(
+            label, operand, tensor.name, "half" if tensor.dtype.is_half else tensor.dtype.label
+        )
         return Range(tensor.offset, tensor.slot_bytes)
     try:
         offset, size = given
@@ -64,6 +70,15 @@ def given_span(op: RangeOp, operand: Operand, arena: Arena, given: Any) -> Range
             f"{label} got {given!r}, expected Range(base_offset, size) in whole bytes, a region, "
             "two regions or a tensor"
         ) from None
+
+
+def _check_dtype(label: str, operand: Operand, name: str, dtype: str) -> None:
+    """Refuse a region or tensor whose elements are not the operand's; byte operands take any."""
+    wanted = {"f4": "fp32", "half": "half"}.get(operand.element)
+    if wanted is not None and dtype != wanted:
+        raise ValueError(
+            f"{label} got {name}, which holds {dtype}, expected {wanted}; give a range of that type"
+        )
 
 
 def check_span(op: RangeOp, operand: Operand, arena: Arena, span: Range) -> None:

@@ -117,6 +117,26 @@ def test_planned_refusals_change_nothing(op, arguments, error, message):
     np.testing.assert_array_equal(host_bytes(arena), before)
 
 
+def test_a_range_of_another_dtype_is_refused():
+    arena = Arena(small_plan("momentum", half="fp16"), device="cpu")
+    before = host_bytes(arena)
+    for given, name, dtype in (
+        ("scalar.step", "scalar.step", "int32"),
+        (Region.A_FC_WEIGHT, "A_FC_WEIGHT", "half"),
+        ((Region.G_FC_WEIGHT_FP16, Region.G_DEEP_CONV_FP16), "G_FC_WEIGHT_FP16", "half"),
+    ):
+        with pytest.raises(
+            ValueError,
+            match=f"range p got {name}, which holds {dtype}, expected fp32; give a range",
+        ):
+            ops.momentum(arena, p=given)
+    with pytest.raises(
+        ValueError, match="range a got W_FC_WEIGHT, which holds fp32, expected half"
+    ):
+        ops.momentum(arena, a=Region.W_FC_WEIGHT)
+    np.testing.assert_array_equal(host_bytes(arena), before)
+
+
 def test_half_of_another_kind_than_the_plan():
     arena = Arena(small_plan(half="bf16"), device="cpu")
     with pytest.raises(ValueError, match="half got 'fp16', the plan's halves are bf16; leave"):
@@ -214,7 +234,7 @@ def test_a_wrong_device_is_refused():
     import cupy
 
     if cupy.cuda.runtime.getDeviceCount() < 2:
-        with pytest.raises(cupy.cuda.runtime.CUDARuntimeError):
+        with pytest.raises(ValueError, match="device got 'cuda:1', the driver offers 1; give"):
             Arena(small_plan(), device="cuda:1")
         return
     arena = Arena(small_plan(), device="cuda:1")

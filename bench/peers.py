@@ -72,17 +72,17 @@ def torch_loop(specs: list[ParameterSpec], device: str) -> Callable[[], None]:
     state = [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in torch_parameters(specs, device)]
     t = 0
 
-    @torch.no_grad()
     def step() -> None:
         nonlocal t
         t += 1
         correction = (1 - BETA2**t) ** 0.5
-        for p, m, v in state:
-            g = p.grad
-            p.mul_(1 - LR * DECAY)
-            m.lerp_(g, 1 - BETA1)
-            v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-            p.addcdiv_(m, (v.sqrt() / correction).add_(EPS), value=-LR / (1 - BETA1**t))
+        with torch.no_grad():
+            for p, m, v in state:
+                g = p.grad
+                p.mul_(1 - LR * DECAY)
+                m.lerp_(g, 1 - BETA1)
+                v.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
+                p.addcdiv_(m, (v.sqrt() / correction).add_(EPS), value=-LR / (1 - BETA1**t))
 
     return step
 

@@ -3,13 +3,19 @@
 from plan import DType, MemoryPlan, PlanConfig, PlanError, Range, Region
 from rangeops import ops
 from rangeops.arena import Arena
+from rangeops.graph import Graph
+from rangeops.groups import Groups
 from rangeops.op import REGISTRY, RangeOp, range_op
+from rangeops.step import OptimizerStep
 
 __all__ = [
     "REGISTRY",
     "Arena",
     "DType",
+    "Graph",
+    "Groups",
     "MemoryPlan",
+    "OptimizerStep",
     "PlanConfig",
     "PlanError",
     "Range",

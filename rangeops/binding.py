@@ -29,8 +29,9 @@ OPTION_BITS = {
     "bias_correction": coefficients.BIAS_CORRECTION,
     "ema_warmup": coefficients.EMA_WARMUP,
     "maximize": coefficients.MAXIMIZE,
+    "loss_scaling": coefficients.LOSS_SCALING,
 }
-DEFAULT_OPTIONS = {"bias_correction": True, "ema_warmup": False, "maximize": False}
+DEFAULT_OPTIONS = {name: name == "bias_correction" for name in OPTION_BITS}
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from plan.baseline import BLOCK_FLOATS, ROW_FLOATS
 LR, STEP_SIZE, KEEP, WEIGHT_DECAY, SKIP, RATIO = range(6)
 """Places in a row; SKIP is 1 for a frozen tensor or one without a gradient this step."""
 
-BIAS_CORRECTION, EMA_WARMUP, MAXIMIZE = 1, 2, 4
+BIAS_CORRECTION, EMA_WARMUP, MAXIMIZE, LOSS_SCALING = 1, 2, 4, 8
 """Bits of the option word."""
 
 HOST = SimpleNamespace(

@@ -53,7 +53,8 @@ def scaling_rule(
     return scale, tracker, patience, hit
 
 
-def _body(x: Any) -> Any:
+def scaling_body(x: Any) -> Any:
+    """Return ``body(s, k)`` for a vocabulary: the rule on the scalars where they lie."""
     rule = x.device(scaling_rule)
     int32 = x.int32
 
@@ -80,7 +81,7 @@ def _body(x: Any) -> Any:
 
 
 def _gpu(x: Any) -> Any:
-    body, thread = _body(x), x.thread
+    body, thread = scaling_body(x), x.thread
 
     def scaling(s, k):
         if thread() == 0:
@@ -90,7 +91,7 @@ def _gpu(x: Any) -> Any:
 
 
 def _cpu(x: Any) -> Any:
-    body = _body(x)
+    body = scaling_body(x)
 
     def scaling(s, k, start, stop):
         body(s, k)
@@ -98,25 +99,23 @@ def _cpu(x: Any) -> Any:
     return scaling
 
 
-def _twin() -> Any:
-    def twin(s, k):
-        scale = s[SCALE]
-        with np.errstate(over="ignore"):
-            grown = scale * s[GROWTH]
-        if k[SKIP_STEP] or k[FOUND_INF]:
-            k[TRACKER] = 0
-            k[PATIENCE] = max(k[PATIENCE] - 1, 0)
-            if k[PATIENCE] == 0:
-                k[FLOOR_HITS] += scale * s[BACKOFF] <= s[FLOOR]
-                scale = max(s[FLOOR], scale * s[BACKOFF])
-        elif k[TRACKER] + 1 >= k[INTERVAL]:
-            k[TRACKER], k[PATIENCE] = 0, k[HYSTERESIS]
-            scale = grown if grown <= s[CEILING] else scale
-        else:
-            k[TRACKER] += 1
-        s[SCALE] = s[GRAD_SCALE] = scale
-
-    return twin
+def scaling_twin(s, k):
+    """Apply grad_scaling to the scalars in NumPy."""
+    scale = s[SCALE]
+    with np.errstate(over="ignore"):
+        grown = scale * s[GROWTH]
+    if k[SKIP_STEP] or k[FOUND_INF]:
+        k[TRACKER] = 0
+        k[PATIENCE] = max(k[PATIENCE] - 1, 0)
+        if k[PATIENCE] == 0:
+            k[FLOOR_HITS] += scale * s[BACKOFF] <= s[FLOOR]
+            scale = max(s[FLOOR], scale * s[BACKOFF])
+    elif k[TRACKER] + 1 >= k[INTERVAL]:
+        k[TRACKER], k[PATIENCE] = 0, k[HYSTERESIS]
+        scale = grown if grown <= s[CEILING] else scale
+    else:
+        k[TRACKER] += 1
+    s[SCALE] = s[GRAD_SCALE] = scale
 
 
 grad_scaling = range_op(
@@ -125,7 +124,14 @@ grad_scaling = range_op(
     formula="skipped: scale = max(min, scale*backoff); else grow at the interval",
     operands=(),
     kernel=Kernel(
-        "grad_scaling", arguments_of((), "s", "k"), (), _gpu, _cpu, _twin, per_thread=1, count="one"
+        "grad_scaling",
+        arguments_of((), "s", "k"),
+        (),
+        _gpu,
+        _cpu,
+        lambda: scaling_twin,
+        per_thread=1,
+        count="one",
     ),
     bytes_per_element=lambda flags: 0,
     elementwise=False,

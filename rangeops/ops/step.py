@@ -3,6 +3,7 @@
     found_inf = 0:   step += 1;  block and rows as in ``rangeops.coefficients``;  skip_step = 0
     found_inf = 1:   skip_step = 1;  skipped_steps += 1;  step, block and rows stay
     always:          found_inf = 0; the first non-finite granule is kept for the host
+    loss_scaling:    then grad_scaling's rule, so that a step needs no launch of its own for it
 
 One thread a tensor writes that tensor's row; the last block to finish moves the counters, after
 every other block has read them.  Everything that may change between steps is read here from the
@@ -18,6 +19,7 @@ import numpy as np
 from plan.baseline import BLOCK_FLOATS, GROUP_FLOATS, ROW_FLOATS, fp32_index, int32_index
 from rangeops import coefficients as at
 from rangeops.op import Kernel, arguments_of, range_op
+from rangeops.ops.scaling import scaling_body, scaling_twin
 
 LR, DECAY = fp32_index("lr"), fp32_index("weight_decay")
 OMB1, OMB2 = fp32_index("one_minus_beta1"), fp32_index("one_minus_beta2")
@@ -83,7 +85,9 @@ def _parts(x: Any) -> tuple[Any, Any, Any]:
 
     write_row = x.device(write_row)
 
-    def count(s, k, found):
+    scale = scaling_body(x)
+
+    def count(s, k, found, options):
         if found != 0:
             k[SKIPPED] = int32(k[SKIPPED] + 1)
             k[LATCHED] = k[FIRST]
@@ -94,6 +98,8 @@ def _parts(x: Any) -> tuple[Any, Any, Any]:
             k[STEP] = int32(k[STEP] + 1)
             k[SKIP_STEP] = int32(0)
         s[GRAD_SCALE] = s[LOSS_SCALE]
+        if options & at.LOSS_SCALING:
+            scale(s, k)
 
     return evaluate, (write_block, write_row), x.device(count)
 
@@ -115,7 +121,7 @@ def _gpu(x: Any) -> Any:
         lane, _, blocks = block_index()
         if lane == 0 and atomic_add(k, int64(TICKET), int32(1)) == blocks - 1:
             k[TICKET] = int32(0)
-            count(s, k, found)
+            count(s, k, found, options)
 
     return begin
 
@@ -130,7 +136,7 @@ def _cpu(x: Any) -> Any:
             write_block(s, c, inv_sqrt_bc2, grad, ema, mu, omd)
             for i in range(tensors):
                 write_row(i, s, c, groups, group_of, bc1)
-        count(s, k, found)
+        count(s, k, found, options)
 
     return begin
 
@@ -188,6 +194,8 @@ def _twin() -> Any:
             k[STEP] += 1
         k[SKIP_STEP], k[FOUND_INF] = k[FOUND_INF], 0
         s[GRAD_SCALE] = s[LOSS_SCALE]
+        if options & at.LOSS_SCALING:
+            scaling_twin(s, k)
 
     return twin
 
@@ -208,6 +216,6 @@ begin_step = range_op(
         count="tensors",
     ),
     bytes_per_element=lambda flags: 4 * ROW_FLOATS,
-    options=("bias_correction", "ema_warmup", "maximize"),
+    options=("bias_correction", "ema_warmup", "maximize", "loss_scaling"),
     elementwise=False,
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench import launches, plot, rates, rows, steps
+from bench import amp, launches, plot, rates, rows, steps, sweeps
 from plan import PlanConfig
 from plan.models import MODELS, mlp, plan_model
 from rangeops import REGISTRY, Arena
@@ -56,6 +56,11 @@ def timings(quick: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
         budget = 0.3 if quick else 1.5
         yield from steps.gpu_steps(model) if on_gpu else steps.cpu_steps(model, budget)
     if on_gpu:
+        for model in ("resnet50",) if quick else ("resnet50", "vgg16_bn", "gpt2"):
+            yield from amp.amp_steps(model)
+        if not quick:
+            yield from sweeps.tensor_sweep()
+            yield from sweeps.size_sweep()
         yield from rates.op_rates(rates.ELEMENTS >> (4 if quick else 0))
         yield from launches.host_costs()
     yield from launches.first_use()

@@ -62,7 +62,8 @@ def render(text: str) -> str:
 
     def replace(match: re.Match[str]) -> str:
         name = match[1]
-        return f"<!-- table {name} -->\n{made[name]}\n<!-- end -->"
+        text = made.get(name, "Not measured yet.")
+        return f"<!-- table {name} -->\n{text}\n<!-- end -->"
 
     return re.sub(r"<!-- table (\S+) -->\n.*?<!-- end -->", replace, text, flags=re.DOTALL)
 

@@ -127,6 +127,12 @@ _STEP = {
 TOPICS: dict[str, tuple[str, dict[str, str]]] = {
     "step-cpu": ("Whole-model AdamW step on the CPU", _STEP),
     "step-gpu": ("Whole-model AdamW step (FP32) on the GPU", _STEP),
+    "amp-step": (
+        "Mixed-precision step (check, unscale, AdamW, EMA, half copy, clear) on the GPU",
+        _STEP | {"host_us": "host us"},
+    ),
+    "tensor-sweep": ("25.6 M parameters in n tensors", {**_STEP, "case": "tensors"}),
+    "size-sweep": ("AdamW (FP32) against size", {**_STEP, "case": "parameters"}),
     "op-rate": (
         "Every op against a device copy of the same run",
         {

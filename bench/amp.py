@@ -1,0 +1,160 @@
+"""The mixed-precision step: check, unscale, AdamW, EMA, half copy, clear; 40 bytes a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bench import peers, timing
+from bench.rows import row
+from bench.steps import copy_rate
+from plan import PlanConfig
+from plan.models import MODELS, ParameterSpec, plan_model
+from rangeops import Arena, OptimizerStep, ops
+
+EMA_DECAY, SCALE = 0.999, 1024.0
+BYTES = 40
+
+
+def fill(arena: Arena) -> None:
+    """Fill weights, moments, EMA and half gradients with fresh finite values on the GPU."""
+    import cupy
+
+    assert arena.plan is not None
+    generator = cupy.random.default_rng(0)
+    for series in "WGMVE":
+        span = arena.plan.series_range(series)
+        view = arena.view(span, "f4")
+        view[...] = generator.standard_normal(view.size, dtype=cupy.float32)
+        if series == "V":
+            cupy.abs(view, out=view)
+    half = arena.view(arena.plan.series_range("G", "weight", half=True), "f2")
+    half[...] = generator.standard_normal(half.size, dtype=cupy.float32).astype(cupy.float16)
+
+
+def unfused(arena: Arena) -> Callable[[], None]:
+    """Return the same step as six range ops, one after the other."""
+    assert arena.plan is not None
+    launches = [
+        ops.check_nan.bind(arena, half_grad=True),
+        ops.begin_step.bind(arena),
+        ops.adamw.bind(arena, half_grad=True),
+        ops.ema.bind(arena),
+        ops.cast_fp32_to_fp16.bind(arena),
+        ops.clear.bind(arena, arena.plan.series_range("G", "weight", half=True)),
+    ]
+
+    def step() -> None:
+        for launch in launches:
+            launch()
+
+    return step
+
+
+def torch_loop(specs: list[ParameterSpec]) -> Callable[[], None]:
+    """Return the step parameter by parameter in torch."""
+    import torch
+
+    params = peers.torch_parameters(specs, "cuda")
+    state = [
+        (
+            p,
+            p.grad.half(),
+            p.detach().half(),
+            torch.zeros_like(p),
+            torch.zeros_like(p),
+            p.detach().clone(),
+        )
+        for p in params
+    ]
+    t = 0
+
+    def step() -> None:
+        nonlocal t
+        t += 1
+        root = (1 - peers.BETA2**t) ** 0.5
+        with torch.no_grad():
+            for p, g16, half, m, v, e in state:
+                g = g16.float().mul_(1 / SCALE)
+                torch.isfinite(g).all()
+                p.mul_(1 - peers.LR * peers.DECAY)
+                m.lerp_(g, 1 - peers.BETA1)
+                v.mul_(peers.BETA2).addcmul_(g, g, value=1 - peers.BETA2)
+                denominator = (v.sqrt() / root).add_(peers.EPS)
+                p.addcdiv_(m, denominator, value=-peers.LR / (1 - peers.BETA1**t))
+                e.lerp_(p, 1 - EMA_DECAY)
+                half.copy_(p)
+                g16.zero_()
+
+    return step
+
+
+def torch_foreach(specs: list[ParameterSpec]) -> Callable[[], None]:
+    """Return the step with torch's foreach calls and fused capturable AdamW."""
+    import torch
+
+    params = peers.torch_parameters(specs, "cuda")
+    g32 = [p.grad for p in params]
+    g16 = [g.half() for g in g32]
+    half = [p.detach().half() for p in params]
+    averaged = [p.detach().clone() for p in params]
+    plain = [p.detach() for p in params]
+    found = torch.zeros((), device="cuda")
+    inverse = torch.full((), 1 / SCALE, device="cuda")
+    optimizer = torch.optim.AdamW(
+        params, lr=peers.LR, weight_decay=peers.DECAY, fused=True, capturable=True
+    )
+
+    def step() -> None:
+        with torch.no_grad():
+            torch._foreach_copy_(g32, g16)
+            found.zero_()
+            torch._amp_foreach_non_finite_check_and_unscale_(g32, found, inverse)
+        optimizer.step()
+        with torch.no_grad():
+            torch._foreach_copy_(half, plain)
+            torch._foreach_lerp_(averaged, plain, 1 - EMA_DECAY)
+            torch._foreach_zero_(g16)
+
+    return step
+
+
+def amp_steps(model: str) -> Iterator[dict[str, Any]]:
+    """Time one model's mixed-precision step: fused in a graph and eager, unfused, torch's ways."""
+    import cupy
+
+    specs = MODELS[model]()
+    arena = Arena(plan_model(specs, PlanConfig("adamw", half="fp16", ema=True)))
+    fill(arena)
+    step = OptimizerStep(
+        arena, lr=peers.LR, weight_decay=peers.DECAY, ema_decay=EMA_DECAY, loss_scale=SCALE
+    )
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    rate = copy_rate(step.nbytes, stream)
+    with stream:
+        graph = step.capture()
+        replay = timing.gpu(graph.replay, stream)
+        eager = timing.steady(step, stream.synchronize)
+        apart = timing.gpu(unfused(arena), stream)
+        costs = [timing.host(call, stream.synchronize, 200) for call in (graph.replay, step)]
+
+    def line(name: str, taken: timing.Timing, nbytes: int | None, **more: Any) -> dict[str, Any]:
+        ratio = round(taken.seconds / replay.seconds, 2)
+        return row("amp-step", model, name, taken, nbytes, rate, ratio=ratio, **more)
+
+    host = [round(1e6 * cost.seconds, 2) for cost in costs]
+    yield line("rangeops, graph", replay, step.nbytes, host_us=host[0])
+    yield line("rangeops, eager", eager, step.nbytes, host_us=host[1])
+    yield line("rangeops, six unfused ops", apart, None)
+    if not peers.have_torch():
+        return
+    import torch
+
+    foreach = torch_foreach(specs)
+    for name, peer in (
+        ("torch foreach + fused, eager", foreach),
+        ("torch foreach + fused, graph", peers.torch_graph(foreach)),
+        ("torch per-parameter loop", torch_loop(specs)),
+    ):
+        yield line(name, timing.steady(peer, torch.cuda.synchronize), None)

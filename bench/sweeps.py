@@ -1,0 +1,62 @@
+"""Cost against the number of tensors at 25 M parameters, and against size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from bench import amp, peers, timing
+from bench.rows import row
+from bench.steps import copy_rate, prepared
+from plan import PlanConfig
+from plan.models import ParameterSpec, plan_model
+from rangeops import Arena, OptimizerStep
+
+PARAMETERS = 25_600_000
+COUNTS = (10, 100, 1_000, 10_000, 50_000)
+TORCH_COUNTS = (10, 100, 1_000, 10_000)
+SIZES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
+
+
+def _specs(count: int) -> list[ParameterSpec]:
+    return [ParameterSpec(f"t{k}", "fc_weight", (PARAMETERS // count,)) for k in range(count)]
+
+
+def tensor_sweep() -> Iterator[dict[str, Any]]:
+    """Time the AMP step in a graph for 10 to 50,000 tensors, torch's fused AdamW beside it."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for count in COUNTS:
+        specs = _specs(count)
+        arena = Arena(plan_model(specs, PlanConfig("adamw", half="fp16", ema=True)))
+        amp.fill(arena)
+        step = OptimizerStep(arena, lr=peers.LR, loss_scale=amp.SCALE)
+        cupy.cuda.Device().synchronize()
+        with stream:
+            taken = timing.gpu(step.capture().replay, stream)
+        yield row("tensor-sweep", f"{count}", "rangeops AMP step, graph", taken, step.nbytes)
+    for count in TORCH_COUNTS if peers.have_torch() else ():
+        import torch
+
+        step_ = peers.torch_adamw(_specs(count), "cuda", fused=True)
+        eager = timing.steady(step_, torch.cuda.synchronize, 0.3)
+        yield row("tensor-sweep", f"{count}", "torch fused AdamW (FP32), eager", eager)
+
+
+def size_sweep() -> Iterator[dict[str, Any]]:
+    """Time AdamW (FP32) on one tensor of 1 M to 1 G parameters."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for size in SIZES:
+        specs = [ParameterSpec("w", "fc_weight", (size,))]
+        arena = Arena(plan_model(specs, PlanConfig("adamw")))
+        begin, adamw = prepared(arena)
+        cupy.cuda.Device().synchronize()
+        rate = copy_rate(adamw.nbytes, stream)
+        with stream:
+            begin()
+            taken = timing.gpu(adamw, stream)
+        yield row("size-sweep", f"{size:,}", "rangeops AdamW kernel", taken, adamw.nbytes, rate)
+        del arena, begin, adamw

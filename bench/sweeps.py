@@ -19,7 +19,9 @@ SIZES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 
 
 def _specs(count: int) -> list[ParameterSpec]:
-    return [ParameterSpec(f"t{k}", "fc_weight", (PARAMETERS // count,)) for k in range(count)]
+    """Return ``count`` tensors that fill their slots, so that the bytes do not depend on it."""
+    numel = PARAMETERS // count // 128 * 128 - 8
+    return [ParameterSpec(f"t{k}", "fc_weight", (numel,)) for k in range(count)]
 
 
 def tensor_sweep() -> Iterator[dict[str, Any]]:

@@ -97,6 +97,7 @@ class Arena:
         self.simulated = simulated and not self.on_gpu
         self.ptr = int(memory.data.ptr) if self.on_gpu else int(memory.ctypes.data)
         self._scalars: Scalars | None = None
+        self.bindings: dict[Any, Any] = {}
 
     def _initialize(self, plan: MemoryPlan) -> None:
         self.memory[: plan.total_bytes] = 0
@@ -110,6 +111,8 @@ class Arena:
         self["step.groups"] = groups
         group = [0 if t.region.kind in WEIGHT_KINDS else 1 for t in table.tensors]
         self["step.group_of_tensor"] = np.array(group, np.int32)
+        if self.on_gpu:  # whoever works on another stream next finds all of it done
+            self._cupy().cuda.runtime.deviceSynchronize()
 
     # Views
 
@@ -269,8 +272,13 @@ class Arena:
         return cupy
 
 
-def private_arena(device: str) -> Arena:
-    """Return a small arena with scalars and one coefficient row, for an op bound without a plan."""
+def private_arena(beside: Arena) -> Arena:
+    """Return a small arena with scalars and one coefficient row, for an op bound without a plan.
+
+    It lies on the device of ``beside`` and its writes follow the same framework's stream.
+    """
     plan = MemoryPlan(PlanConfig("none"))
     plan.parameter("row", PARAMETER_KINDS[3], (1,))
-    return Arena(plan.finalize(), device=device)
+    arena = Arena(plan.finalize(), device=beside.device)
+    arena.framework = beside.framework
+    return arena

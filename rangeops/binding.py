@@ -39,7 +39,8 @@ class Binding:
     """What a launch is made of, all checked.
 
     ``raw`` launches read scalars and coefficients from a small arena of their own (``state``)
-    instead of the plan's; ``values`` are the hyper-parameters they start with.
+    instead of the plan's; ``values`` are the hyper-parameters they start with, ``fresh`` says
+    that this state was made for this binding.
     """
 
     op: RangeOp
@@ -49,6 +50,7 @@ class Binding:
     bound: dict[str, Bound]
     options: int
     raw: bool
+    fresh: bool
     values: dict[str, float]
     step: int | None
 
@@ -157,14 +159,15 @@ def resolve(
     _settle_half(op, arena, flags, half)
     bound = _bound(op, arena, ranges, flags, part)
     word = sum(OPTION_BITS[name] for name, on in options.items() if on)
+    fresh = raw and state is None
     if state is None:
-        state = private_arena(arena.device) if raw else arena
+        state = private_arena(arena) if raw else arena
     elif not isinstance(state, Arena) or state.device != arena.device:
         raise ValueError(
             f"{op.name}: state got {getattr(state, 'device', state)}, expected the state of a "
             f"launch on {arena.device}; bind both on one device"
         )
-    return Binding(op, arena, state, flags, bound, word, raw, values, step)
+    return Binding(op, arena, state, flags, bound, word, raw, fresh, values, step)
 
 
 def _accepted(op: RangeOp) -> str:

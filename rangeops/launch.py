@@ -7,7 +7,8 @@ ints (or of the compiled loop on the CPU).
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,7 +76,7 @@ class BoundLaunch:
         self.integers = [menu[name] for name in kernel.integers]
         self._step = 1
         self._prepare(kernel, tuple(sorted(made.flags.items())))
-        if (made.raw and (made.values or made.step)) or "lr" in made.values:
+        if made.raw and (made.fresh or made.values or made.step):
             self.set(made.step, **made.values)
 
     def _prepare(self, kernel: Kernel, flags: build.Flags) -> None:
@@ -196,7 +197,12 @@ class CpuLaunch(BoundLaunch):
             self._run(self._loop, self._arguments, self.count, GRANULE, self._whole)
 
 
-_CACHE: dict[Any, tuple[BoundLaunch, dict[str, Any]]] = {}
+_Kept = tuple[BoundLaunch, dict[str, Any]]
+
+FOREIGN_BINDINGS = 32
+"""Bindings kept for raw buffers; the oldest goes first, and with it the hold on its buffer."""
+
+_foreign: OrderedDict[Any, _Kept] = OrderedDict()
 
 
 def bind(
@@ -223,16 +229,22 @@ def bind(
 def run(
     op: RangeOp, memory: Any, spans: Sequence[Any], arguments: Mapping[str, Any], stream: Any
 ) -> None:
-    """Launch through the binding kept for these arguments; hyper-parameters may differ by call."""
+    """Launch through the binding kept for these arguments; hyper-parameters may differ by call.
+
+    An arena keeps its own bindings and takes them along when it goes.
+    """
     arena = binding.as_arena(memory)
+    kept: MutableMapping[Any, _Kept] = arena.bindings if arena is memory else _foreign
     values = {k: v for k, v in arguments.items() if k in scalars.NAMES or k == "step"}
     rest = {k: v for k, v in arguments.items() if k not in values}
-    place = (arena.ptr, arena.nbytes, arena.device, id(arena.plan))
+    place = (arena.ptr, arena.nbytes, arena.device)
     key = (op.name, place, repr((spans, rest)), bool(values))
-    known = _CACHE.get(key)
+    known = kept.get(key)
     if known is None:
-        known = _CACHE[key] = (bind(op, arena, spans, arguments), values)
+        known = kept[key] = (bind(op, arena, spans, arguments), values)
+        if len(_foreign) > FOREIGN_BINDINGS:
+            _foreign.popitem(last=False)
     elif values != known[1]:
         known[0].set(**values)
-        known = _CACHE[key] = (known[0], values)
+        known = kept[key] = (known[0], values)
     known[0](stream)

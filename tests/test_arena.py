@@ -154,3 +154,31 @@ def test_one_upload_for_several_scalars_spares_those_of_the_device(monkeypatch):
     arena.scalars.set(lr=0.5, eps=1e-6, momentum=0.5, bn_eps=1e-3)
     assert len(writes) == 1
     assert arena.scalars.loss_scale == 32.0
+
+
+def test_a_raw_ema_has_its_default_decay():
+    data = aligned(512)
+    data[256:] = 1.0
+    ops.ema(data, e=Range(0, 1024), p=Range(1024, 1024))
+    assert (data[:256] == np.float32(1 - 0.9999)).all()
+
+
+def test_convenience_calls_keep_no_arena_alive():
+    import gc
+    import weakref
+
+    arena = Arena(small_plan(), device="cpu")
+    ops.begin_step(arena)
+    ops.adamw(arena)
+    gone = weakref.ref(arena)
+    del arena
+    gc.collect()
+    assert gone() is None
+
+
+def test_convenience_calls_keep_few_foreign_buffers():
+    from rangeops import launch
+
+    for _ in range(launch.FOREIGN_BINDINGS + 8):
+        ops.clear(aligned(64), Range(0, 256))
+    assert len(launch._foreign) <= launch.FOREIGN_BINDINGS

@@ -190,7 +190,7 @@ def _take_ranges(op: RangeOp, spans: Sequence[Any], given: dict[str, Any]) -> di
 
 
 def _take_flags(op: RangeOp, ranges: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    flags = {name: values[0] for name, values in op.flags.items()} | dict(op.fixed)
+    flags = {name: values[0] for name, values in op.flags.items()}
     for name in op.flags:
         if name in given and name != "half":
             value = given.pop(name)

@@ -1,8 +1,8 @@
 """The loop vocabulary of the CPU arena: numba.njit rules, run over all cores.
 
 A loop is a function ``loop(*arrays, *integers, start, stop)`` over elements ``start .. stop-1``;
-``run`` gives every core a piece whose borders are whole granules.  Threads call the compiled loop
-with the GIL released, which compiles in a third of the time of numba's own ``prange``.
+``run`` gives every core a piece whose borders are whole granules; threads call the compiled loop
+with the GIL released, so that a loop is plain serial code and needs no ``prange``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rangeops import halves
 __all__ = ["device", "float32", "float64", "half", "int32", "int64", "sqrt", "uint16", "uint32"]
 
 PIECE = 1 << 14
-"""Elements below which a further thread costs more than it brings (2 cores: 20 us a hand-over)."""
+"""Elements a further thread has to get: below, handing over costs more than it brings."""
 
 _ARRAYS = {
     "u1": types.uint8,

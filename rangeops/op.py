@@ -13,8 +13,6 @@ from typing import Any
 
 from rangeops import launch
 
-ITEMSIZE = {"u1": 1, "u2": 2, "half": 2, "u4": 4, "i4": 4, "f4": 4, "f8": 8}
-
 
 @dataclass(frozen=True)
 class Operand:
@@ -115,7 +113,6 @@ class RangeOp:
     kernel: Kernel
     bytes_per_element: Callable[[Mapping[str, Any]], float]
     flags: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
     hyper: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     elementwise: bool = True
@@ -142,7 +139,7 @@ class RangeOp:
     def variants(self) -> Iterator[dict[str, Any]]:
         """Yield every combination of compile-time flags that makes a kernel of its own."""
         for values in itertools.product(*self.flags.values()):
-            flags = {**dict(zip(self.flags, values, strict=True)), **self.fixed}
+            flags = dict(zip(self.flags, values, strict=True))
             if self.valid(flags):
                 yield flags
 

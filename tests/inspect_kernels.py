@@ -15,7 +15,7 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 
 REGISTERS = 64
 """Ceiling: at 64 registers an SM of any architecture still holds 1024 threads, enough to hide
-memory; the widest update (Adam, halves, EMA, clear) needs 56 to 58."""
+memory; the widest update (Adam, halves, EMA, clear) needs 56."""
 
 FLOAT64 = {"begin_step"}
 """Kernels that mean to use float64: bias corrections."""

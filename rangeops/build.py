@@ -51,7 +51,7 @@ def _versions() -> str:
 def _sources(extra: str) -> bytes:
     """Return a hash of every source that can reach a kernel; ``extra`` is the op's own file."""
     package = Path(__file__).parent
-    files = sorted({*package.glob("*.py"), *package.glob("ops/*.py"), Path(extra)})
+    files = sorted({*package.rglob("*.py"), Path(extra)})
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.read_bytes())

@@ -18,7 +18,38 @@ ROW_FLOATS = 8
 
 MAX_GROUPS = 64
 GROUP_FLOATS = 4
-"""A parameter group is a row of FP32 multipliers: lr, weight decay, two free."""
+"""A parameter group is a row of FP32 multipliers: lr, weight decay, adapt (0 or 1), one free."""
+
+CHUNK_GRANULES = 16
+"""Granules of one tensor that one warp sums, 8 KiB of FP32."""
+
+FOLD_CHUNKS = 512
+"""Chunk sums that one warp folds, 16 a lane."""
+
+SCRATCH = (
+    "step.coefficients",
+    "step.groups",
+    "step.group_of_tensor",
+    "step.segments",
+    "norm.chunks",
+    "norm.folds",
+    "norm.fold_of_tensor",
+    "norm.partials",
+    "norm.sums",
+    "norm.totals",
+)
+"""Temporaries that a plan with parameters makes for itself when it is finalized."""
+
+NORM_STRIDE = 128
+"""Elements between neighbouring tensors of the N series: the slot of its four floats."""
+
+PARTIALS = 3
+"""Sums that one pass makes of a chunk: for norms two, for a report three."""
+
+SUMS = {"gradient": (0, 1), "ratio": (0, 2), "weight_report": (2, 3), "gradient_report": (5, 3)}
+"""Rows of the fold sums, (first, count): by what the pass before was for."""
+
+SUM_ROWS = 8
 
 SCALAR_STRIDE = 128
 """Elements between neighbouring scalars: an FP32 or INT32 slot of one element is 512 bytes."""
@@ -47,8 +78,9 @@ FP32_SCALARS: dict[str, float] = {
     "dropout_seed": 0.0,
     "loss_scale": 1.0,
     "grad_scale": 1.0,
+    "grad_norm": 0.0,
 }
-"""Name -> value in a fresh arena.  The last two are changed by the device."""
+"""Name -> value in a fresh arena.  From ``loss_scale`` on they are changed by the device."""
 
 INT32_SCALARS: dict[str, int] = {
     "growth_interval": 2000,
@@ -68,7 +100,7 @@ INT32_SCALARS: dict[str, int] = {
 }
 """Name -> value in a fresh arena.  From ``step`` on they are changed by the device."""
 
-DEVICE_OWNED = frozenset({"loss_scale", "grad_scale"}) | frozenset(
+DEVICE_OWNED = frozenset(list(FP32_SCALARS)[list(FP32_SCALARS).index("loss_scale") :]) | frozenset(
     list(INT32_SCALARS)[list(INT32_SCALARS).index("step") :]
 )
 """Scalars that kernels write; the host's last value of them is not their value."""

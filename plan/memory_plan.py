@@ -13,11 +13,16 @@ from plan import checks
 from plan.announce import Announcer, Parameter
 from plan.baseline import (
     BLOCK_FLOATS,
+    FOLD_CHUNKS,
     GRANULE,
     GROUP_FLOATS,
     MAX_GROUPS,
+    PARTIALS,
     ROW_FLOATS,
+    SCRATCH,
+    SUM_ROWS,
 )
+from plan.chunks import sizes_of
 from plan.config import PlanConfig
 from plan.dtensor import DTensor, DType
 from plan.errors import PlanError
@@ -130,12 +135,25 @@ class MemoryPlan(Announcer):
         return iter(self.tensors_in(Region(0), Region(len(Region) - 1)))
 
     def _alloc_scratch(self) -> None:
-        """Make room for the coefficients and the segment table of the parameters."""
+        """Make room for the coefficients, the segment table and the norms of the parameters."""
         weights = self.weights()
         if not weights:
             return
         granules = sum(t.slot_bytes for t in weights) // (4 * GRANULE)
-        self.alloc_temp(BLOCK_FLOATS + ROW_FLOATS * len(weights), DType.FP32, "step.coefficients")
-        self.alloc_temp((MAX_GROUPS, GROUP_FLOATS), DType.FP32, "step.groups")
-        self.alloc_temp(len(weights), DType.INT32, "step.group_of_tensor")
-        self.alloc_temp(granules, DType.INT32, "step.segments")
+        chunks, folds = sizes_of(weights)
+        fp32, int32 = DType.FP32, DType.INT32
+        wanted: tuple[tuple[tuple[int, ...], DType], ...] = (
+            ((BLOCK_FLOATS + ROW_FLOATS * len(weights),), fp32),
+            ((MAX_GROUPS, GROUP_FLOATS), fp32),
+            ((len(weights),), int32),
+            ((granules,), int32),
+            ((chunks + 1,), int32),
+            ((folds + 1,), int32),
+            ((len(weights) + 1,), int32),
+            # Sums are float64: two FP32 elements each.
+            ((PARTIALS, chunks, 2), fp32),
+            ((SUM_ROWS, folds, 2), fp32),
+            ((-(-folds // FOLD_CHUNKS), 2), fp32),
+        )
+        for name, (shape, dtype) in zip(SCRATCH, wanted, strict=True):
+            self.alloc_temp(shape, dtype, name)

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
+from plan.baseline import SCRATCH
 from plan.config import PlanConfig
 from plan.dtensor import DType
 from plan.errors import PlanError
@@ -52,7 +53,7 @@ def from_json(text: str) -> MemoryPlan:
     kinds = dict(document["parameters"])
     stored = {row[0]: row for row in document["tensors"]}
     for name, region, dtype, shape, _, _ in document["tensors"]:
-        if name in plan.tensors or name.startswith("step."):
+        if name in plan.tensors or name in SCRATCH:
             continue
         if name in kinds:
             plan.parameter(name, kinds[name], tuple(shape))

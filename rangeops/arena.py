@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from plan import DTensor, DType, MemoryPlan, PlanConfig, PlanError, Range, Region
+from plan.chunks import chunks_of
 from plan.region import PARAMETER_KINDS, WEIGHT_KINDS
 from plan.segments import weight_segments
 from rangeops.buffer import allocate, flat
@@ -107,10 +108,13 @@ class Arena:
         table = weight_segments(plan)
         self["step.segments"] = table.rows.astype(np.int32)
         groups = np.ones(plan.tensors["step.groups"].shape, np.float32)
-        groups[1, 1] = 0.0
+        groups[1, 1:3] = 0.0
         self["step.groups"] = groups
         group = [0 if t.region.kind in WEIGHT_KINDS else 1 for t in table.tensors]
         self["step.group_of_tensor"] = np.array(group, np.int32)
+        names = "norm.chunks", "norm.folds", "norm.fold_of_tensor"
+        for name, values in zip(names, chunks_of(table.tensors), strict=True):
+            self[name] = values
         if self.on_gpu:  # whoever works on another stream next finds all of it done
             self._cupy().cuda.runtime.deviceSynchronize()
 

@@ -30,8 +30,16 @@ OPTION_BITS = {
     "ema_warmup": coefficients.EMA_WARMUP,
     "maximize": coefficients.MAXIMIZE,
     "loss_scaling": coefficients.LOSS_SCALING,
+    "global_norm": coefficients.GLOBAL_NORM,
+    "nesterov": coefficients.NESTEROV,
+    "grad_averaging": coefficients.GRAD_AVERAGING,
+    "lr_outside": coefficients.LR_OUTSIDE,
+    "trust_clip": coefficients.TRUST_CLIP,
 }
-DEFAULT_OPTIONS = {name: name == "bias_correction" for name in OPTION_BITS}
+WHOLE_SERIES = ("chunks", "folds", "totals")
+"""Kernels of these counts follow the plan's tables over all parameters."""
+
+DEFAULT_OPTIONS = {name: name in ("bias_correction", "grad_averaging") for name in OPTION_BITS}
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,14 @@ class Binding:
         assert plan is not None
         if name in _STATE_REGIONS:
             return self.state, plan.range(_STATE_REGIONS[name])
+        if name == "norms":
+            if "N" not in plan.config.kind.series:
+                raise PlanError(
+                    f"{self.op.name}: the plan for {plan.config.kind.label} keeps no norms, "
+                    "expected one for lars or lamb; change PlanConfig"
+                )
+            span = plan.series_range("N")
+            return self.state, span if span.size else None
         if name not in _STATE_TENSORS:
             return self.arena, None
         tensor = plan.tensors.get(_STATE_TENSORS[name])
@@ -82,6 +98,24 @@ class Binding:
             )
         skip = 4 * self.first_granule if name == "segments" else 0
         return self.state, Range(tensor.offset + skip, tensor.nbytes - skip)
+
+    @property
+    def biases(self) -> int:
+        """Rows of tensors below the weights, which have no halves and no N_ results."""
+        plan = self.state.plan
+        assert plan is not None
+        return len(plan.tensors_in(Region.W_BN_BIAS, Region.W_FC_BIAS))
+
+    def sums(self) -> dict[str, int]:
+        """Return the numbers of chunks, folds and totals of the parameters."""
+        plan = self.state.plan
+        if plan is None or "norm.sums" not in plan.tensors:
+            return {"chunks": 0, "folds": 0, "totals": 0}
+        return {
+            "chunks": plan.tensors["norm.chunks"].numel - 1,
+            "folds": plan.tensors["norm.folds"].numel - 1,
+            "totals": plan.tensors["norm.totals"].numel // 2,
+        }
 
     @property
     def half0(self) -> int:
@@ -115,6 +149,12 @@ _STATE_TENSORS = {
     "segments": "step.segments",
     "groups": "step.groups",
     "group_of": "step.group_of_tensor",
+    "chunks": "norm.chunks",
+    "folds": "norm.folds",
+    "fold_of": "norm.fold_of_tensor",
+    "partials": "norm.partials",
+    "sums": "norm.sums",
+    "totals": "norm.totals",
 }
 
 
@@ -156,8 +196,15 @@ def resolve(
     raw = arena.plan is None or state is not None or bool(values)
     if raw and "lr" in op.hyper and "lr" not in values and state is None:
         raise TypeError(f"{op.name}: got no lr for a buffer without a plan, expected lr=...")
+    if op.kernel.count in WHOLE_SERIES and (raw or part != "all"):
+        raise PlanError(
+            f"{op.name}: got {'no plan' if raw else f'part={part!r}'}, expected all parameters of "
+            "a planned arena; sums by tensor follow the plan's table"
+        )
     _settle_half(op, arena, flags, half)
     bound = _bound(op, arena, ranges, flags, part)
+    if op.kernel.count == "chunks":
+        _check_whole(op, arena, bound)
     word = sum(OPTION_BITS[name] for name, on in options.items() if on)
     fresh = raw and state is None
     if state is None:
@@ -168,6 +215,18 @@ def resolve(
             f"launch on {arena.device}; bind both on one device"
         )
     return Binding(op, arena, state, flags, bound, word, raw, fresh, values, step)
+
+
+def _check_whole(op: RangeOp, arena: Arena, bound: Mapping[str, Bound]) -> None:
+    """Refuse a range that is not a whole series where sums by tensor are made."""
+    assert arena.plan is not None
+    whole = arena.plan.series_range("W").size // 4
+    first = next(iter(bound.values()))
+    if first.numel != whole:
+        raise ValueError(
+            f"{op.name}: range {first.operand.name} holds {first.numel} elements, expected "
+            f"{whole}, a whole series; give plan.series_range(...) of one"
+        )
 
 
 def _accepted(op: RangeOp) -> str:

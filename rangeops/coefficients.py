@@ -10,9 +10,13 @@ loss scale into both, in float64, rounded once to float32:
     wd       = scalars.weight_decay * group.wd         (row)
     step_size, keep = lr / bc1, 1 - lr * wd            (row)
     inv_sqrt_bc2    = 1 / sqrt(bc2)                    (block)
-    grad     = +-1 / grad_scale                        (block; minus: maximize)
+    clip     = min(1, clip_norm / (norm + 1e-6))       (with the global norm and clip_norm > 0)
+    grad     = +-clip / grad_scale                     (block; minus: maximize)
     ema      = max(1-decay, 9 / (9 + t))               (block; with warm-up)
     momentum, 1-dampening = (0, 1) at the first step   (block; lookahead keeps the momentum)
+    look_gradient, look_moment = (0, 1), or (1, momentum) with nesterov                (block)
+    beta3    = 1-beta1, or 1 without grad_averaging    (block, LAMB)
+    scale, rate = (lr, 1), or (1, lr) with lr_outside  (row, LARS; trust_ratio puts the ratio in)
 
 The rule is one text for the GPU, the simulator, the CPU loops and the host.
 """
@@ -36,15 +40,35 @@ from plan.baseline import BLOCK_FLOATS, ROW_FLOATS
     MOMENTUM,
     ONE_MINUS_DAMPENING,
     LOOKAHEAD,
-    TRUST,
-) = range(10)
+    INV_BC1,
+    BETA1,
+    BETA3,
+    LOOK_GRADIENT,
+    LOOK_MOMENT,
+) = range(14)
 """Places in the block."""
 
-LR, STEP_SIZE, KEEP, WEIGHT_DECAY, SKIP, RATIO = range(6)
+LR, STEP_SIZE, KEEP, WEIGHT_DECAY, SKIP, RATIO, SCALE, RATE = range(ROW_FLOATS)
 """Places in a row; SKIP is 1 for a frozen tensor or one without a gradient this step."""
 
 BIAS_CORRECTION, EMA_WARMUP, MAXIMIZE, LOSS_SCALING = 1, 2, 4, 8
+GLOBAL_NORM, NESTEROV, GRAD_AVERAGING, LR_OUTSIDE, TRUST_CLIP = 16, 32, 64, 128, 256
 """Bits of the option word."""
+
+CLIP_EPS = 1e-6
+"""Added to the norm under a clip, as torch.nn.utils.clip_grad_norm_ does."""
+
+BLOCK_SCALARS = (
+    "one_minus_beta1",
+    "one_minus_beta2",
+    "grad_scale",
+    "one_minus_ema_decay",
+    "momentum",
+    "one_minus_dampening",
+    "beta1",
+    "eps",
+)
+"""The FP32 scalars that the block's rule takes, in its order."""
 
 HOST = SimpleNamespace(
     float32=np.float32,
@@ -59,10 +83,10 @@ HOST = SimpleNamespace(
 def rules(x: Any) -> tuple[Any, Any]:
     """Return (block, row) compiled for vocabulary ``x``.
 
-    ``block(one_minus_beta1, one_minus_beta2, grad_scale, one_minus_ema, momentum,
-    one_minus_dampening, step, options)`` gives bc1 as float64, then inv_sqrt_bc2, grad, ema,
-    momentum and 1-dampening as float32.  ``row(lr, weight_decay, group_lr, group_decay, bc1)``
-    gives lr, step_size, keep, weight decay as float32.
+    ``block(s, step, norm, clip_norm, options)`` takes the scalars (1-beta1, 1-beta2, grad_scale,
+    1-ema_decay, momentum, 1-dampening, beta1, eps) and gives bc1 as float64, then the block's 14
+    float32 in order.  ``row(lr, weight_decay, group_lr, group_decay, bc1, options)`` gives lr,
+    step_size, keep, weight decay, scale and rate as float32.
     """
     float32, float64, int64, sqrt = x.float32, x.float64, x.int64, x.sqrt
 
@@ -79,7 +103,8 @@ def rules(x: Any) -> tuple[Any, Any]:
 
     power = x.device(power)
 
-    def block(omb1, omb2, grad_scale, one_minus_ema, momentum, one_minus_dampening, step, options):
+    def block(s, step, norm, clip_norm, options):
+        omb1, omb2, grad_scale, one_minus_ema, momentum, one_minus_dampening, beta1, eps = s
         t = int64(step)
         bc1 = float64(1.0)
         bc2 = float64(1.0)
@@ -87,7 +112,12 @@ def rules(x: Any) -> tuple[Any, Any]:
             bc1 = bc1 - power(float64(1.0) - float64(omb1), t)
             bc2 = bc2 - power(float64(1.0) - float64(omb2), t)
         inv_sqrt_bc2 = float32(float64(1.0) / sqrt(bc2))
-        grad = float32(1.0) / grad_scale
+        clip = float64(1.0)
+        if options & GLOBAL_NORM and clip_norm > float32(0.0):
+            clip = float64(clip_norm) / (norm + float64(CLIP_EPS))
+        if not (clip < float64(1.0)):
+            clip = float64(1.0)
+        grad = float32(clip / float64(grad_scale))
         if options & MAXIMIZE:
             grad = -grad
         ema = one_minus_ema
@@ -98,13 +128,28 @@ def rules(x: Any) -> tuple[Any, Any]:
         if t <= 1:
             mu = float32(0.0)
             omd = float32(1.0)
-        return bc1, inv_sqrt_bc2, grad, ema, mu, omd
+        beta3 = float32(1.0)
+        if options & GRAD_AVERAGING:
+            beta3 = omb1
+        look_gradient = float32(0.0)
+        look_moment = float32(1.0)
+        if options & NESTEROV:
+            look_gradient = float32(1.0)
+            look_moment = momentum
+        inv_bc1 = float32(float64(1.0) / bc1)
+        return bc1, (
+            omb1, omb2, inv_sqrt_bc2, eps, grad, ema, mu, omd, momentum, inv_bc1, beta1, beta3,
+            look_gradient, look_moment,
+        )  # fmt: skip
 
-    def row(lr, weight_decay, group_lr, group_decay, bc1):
+    def row(lr, weight_decay, group_lr, group_decay, bc1, options):
         rate = float64(lr) * float64(group_lr)
         decay = float64(weight_decay) * float64(group_decay)
-        keep = float64(1.0) - rate * decay
-        return float32(rate), float32(rate / bc1), float32(keep), float32(decay)
+        keep = float32(float64(1.0) - rate * decay)
+        step_size = float32(rate / bc1)
+        if options & LR_OUTSIDE:
+            return float32(rate), step_size, keep, float32(decay), float32(1.0), float32(rate)
+        return float32(rate), step_size, keep, float32(decay), float32(rate), float32(1.0)
 
     return x.device(block), x.device(row)
 
@@ -115,30 +160,11 @@ def fill_on_host(values: dict[str, float], step: int, options: int) -> np.ndarra
     f = {name: np.float32(value) for name, value in values.items()}
     out = np.zeros(BLOCK_FLOATS + ROW_FLOATS, np.float32)
     with np.errstate(all="ignore"):
-        bc1, inv_sqrt_bc2, grad, ema, mu, omd = block(
-            f["one_minus_beta1"],
-            f["one_minus_beta2"],
-            f["grad_scale"],
-            f["one_minus_ema_decay"],
-            f["momentum"],
-            f["one_minus_dampening"],
-            step,
-            options,
+        scalars = tuple(f[name] for name in BLOCK_SCALARS)
+        bc1, filled = block(scalars, step, np.float64(0), np.float32(0), options)
+        rate, step_size, keep, decay, scale, outside = row(
+            f["lr"], f["weight_decay"], np.float32(1), np.float32(1), bc1, options
         )
-        rate, step_size, keep, decay = row(
-            f["lr"], f["weight_decay"], np.float32(1), np.float32(1), bc1
-        )
-    out[: TRUST + 1] = (
-        f["one_minus_beta1"],
-        f["one_minus_beta2"],
-        inv_sqrt_bc2,
-        f["eps"],
-        grad,
-        ema,
-        mu,
-        omd,
-        f["momentum"],
-        f["trust_coefficient"],
-    )
-    out[BLOCK_FLOATS + LR : BLOCK_FLOATS + RATIO + 1] = rate, step_size, keep, decay, 0, 1
+    out[: len(filled)] = filled
+    out[BLOCK_FLOATS:] = rate, step_size, keep, decay, 0, 1, scale, outside
     return out

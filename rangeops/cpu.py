@@ -18,12 +18,15 @@ from numba import float32, float64, int32, int64, njit, types, uint16, uint32
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
+from plan.baseline import CHUNK_GRANULES, GRANULE
 from rangeops import halves
 
 __all__ = ["device", "float32", "float64", "half", "int32", "int64", "sqrt", "uint16", "uint32"]
 
 PIECE = 1 << 14
 """Elements a further thread has to get: below, handing over costs more than it brings."""
+
+CHUNK = CHUNK_GRANULES * GRANULE
 
 _ARRAYS = {
     "u1": types.uint8,
@@ -99,14 +102,17 @@ def _pool():
     return ThreadPoolExecutor(cores), cores
 
 
-def run(compiled, arguments, count, granule, whole):
-    """Run a compiled loop over ``count`` elements on all cores, or in one piece if ``whole``."""
+def run(compiled, arguments, count, unit):
+    """Run a compiled loop over ``count`` items on all cores, a piece being whole units.
+
+    ``unit`` is 128 for elements, 1 for chunks (of 2,048 elements), 0 for one piece.
+    """
     pool, cores = _pool()
-    pieces = 1 if whole else min(cores, count // PIECE)
+    pieces = min(cores, count * (CHUNK if unit == 1 else 1) // PIECE) if unit else 1
     if pieces <= 1:
         compiled(*arguments, 0, count)
         return
-    step = -(-count // (pieces * granule)) * granule
+    step = -(-count // (pieces * unit)) * unit
     borders = range(0, count, step)
     jobs = [pool.submit(compiled, *arguments, b, min(count, b + step)) for b in borders]
     for job in jobs:

@@ -2,7 +2,7 @@
 
 Every tensor belongs to a group; a group is one row of multipliers in the arena, so changing a
 group's lr is one upload of eight bytes, never a new binding.  Two groups exist from the start:
-"decay" (weights) and "no_decay" (biases and norms, weight decay times 0).
+"decay" (weights) and "no_decay" (biases and norms: weight decay times 0, no trust ratio).
 """
 
 from __future__ import annotations
@@ -50,9 +50,16 @@ class Groups:
         self._group_of = arena.download("step.group_of_tensor")
 
     def add(
-        self, name: str, match: Match, lr: float | None = None, weight_decay: float | None = None
+        self,
+        name: str,
+        match: Match,
+        lr: float | None = None,
+        weight_decay: float | None = None,
+        adapt: bool = True,
     ) -> None:
         """Make a group of the matching tensors with multipliers (default 1).
+
+        ``adapt=False`` keeps LARS's and LAMB's ratio of these tensors at 1.
 
         Raises:
             ValueError: name taken, no tensor matches, multiplier negative or not finite, or more
@@ -66,21 +73,28 @@ class Groups:
             )
         self._check(lr, weight_decay)
         self._names.append(name)
-        self._write(name, 1.0 if lr is None else lr, 0)
-        self._write(name, 1.0 if weight_decay is None else weight_decay, 1)
+        self.set(
+            name, 1.0 if lr is None else lr, 1.0 if weight_decay is None else weight_decay, adapt
+        )
         index = len(self._names) - 1
         skipped = self._group_of[rows] < 0
         self._group_of[rows] = np.where(skipped, -1 - index, index)
         self._upload()
 
-    def set(self, name: str, lr: float | None = None, weight_decay: float | None = None) -> None:
+    def set(
+        self,
+        name: str,
+        lr: float | None = None,
+        weight_decay: float | None = None,
+        adapt: bool | None = None,
+    ) -> None:
         """Change a group's multipliers, in order of the current stream, from the next step on."""
         if name not in self._names:
             raise ValueError(f"groups: got {name!r}, expected one of {', '.join(self._names)}")
         self._check(lr, weight_decay)
-        for slot, value in enumerate((lr, weight_decay)):
+        for slot, value in enumerate((lr, weight_decay, adapt)):
             if value is not None:
-                self._write(name, value, slot)
+                self._write(name, float(value), slot)
 
     def freeze(self, match: Match) -> None:
         """Leave p, m, v, EMA and half copy of the matching tensors alone from the next step on.

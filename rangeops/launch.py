@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 THREADS = 128
 """Threads a block; with one vector a thread and no grid-stride loop the fastest on H200."""
 
+WARP = 32
+"""Threads a warp: a chunk, a fold or a total is the work of one."""
+
 SIMULATED_THREADS = 32
 """Threads a block in the simulator, where every thread is a Python thread."""
 
@@ -53,7 +56,8 @@ class BoundLaunch:
 
     Attributes:
         binding: what it was made of: op, arena, state, flags, ranges.
-        count: elements (or rows) that threads are spread over.
+        count: elements (or tensors, chunks ...) that threads are spread over.
+        threads: threads that have work, before the grid is rounded up to whole blocks.
         nbytes: bytes that one launch moves.
         integers: the kernel's int64 arguments.
 
@@ -63,15 +67,18 @@ class BoundLaunch:
         self.binding = made
         kernel = made.op.kernel
         elements = made.first.numel if made.first else 0
-        self.count = {"n": elements, "one": 1, "tensors": made.rows}[kernel.count]
-        self.nbytes = int(self.count * made.op.bytes_per_element(made.flags))
+        sizes = {"n": elements, "one": 1, "tensors": made.rows, **made.sums()}
+        self.count = sizes[kernel.count]
+        self.threads = self.count * (WARP if kernel.count in made.sums() else 1)
+        moved = elements if kernel.count == "chunks" else self.count
+        self.nbytes = int(moved * made.op.bytes_per_element(made.flags))
         menu = {
-            "n": self.count,
+            **sizes,
             "half0": made.half0,
             "shift": 63 if made.raw else GRANULE.bit_length() - 1,
             "granule0": made.first_granule,
+            "biases": made.biases,
             "options": made.options,
-            "tensors": made.rows,
         }
         self.integers = [menu[name] for name in kernel.integers]
         self._step = 1
@@ -151,7 +158,8 @@ class GpuLaunch(BoundLaunch):
         self._current = current_reader(self._device, self.binding.arena.framework)
         self._streams: dict[int, Any] = {}
         self._kernel = build.gpu_kernel(kernel, flags, self._device)
-        self._config = LaunchConfig(grid=max(1, grid(self.count, kernel.per_thread)), block=THREADS)
+        blocks = max(1, grid(self.threads, kernel.per_thread))
+        self._config = LaunchConfig(grid=blocks, block=THREADS)
         self._arguments = [*self._pointers(), *self.integers]
 
     def __call__(self, stream: Any = None) -> None:
@@ -170,7 +178,7 @@ class SimulatedLaunch(BoundLaunch):
     def _prepare(self, kernel: Kernel, flags: build.Flags) -> None:
         self._kernel = build.simulated_kernel(kernel, flags)
         # Kernels may count on groups of THREADS threads, so as many threads run as on a GPU.
-        self._grid = grid(self.count, kernel.per_thread) * (THREADS // SIMULATED_THREADS)
+        self._grid = grid(self.threads, kernel.per_thread) * (THREADS // SIMULATED_THREADS)
 
     def __call__(self, stream: Any = None) -> None:
         """Launch; there are no streams in the simulator."""
@@ -188,13 +196,13 @@ class CpuLaunch(BoundLaunch):
 
         self._loop = build.cpu_loop(kernel, flags)
         self._run = cpu.run
-        self._whole = kernel.count != "n"
+        self._unit = {"n": GRANULE, "chunks": 1}.get(kernel.count, 0) if not kernel.serial else 0
         self._arguments = [*self.arrays(), *self.integers]
 
     def __call__(self, stream: Any = None) -> None:
         """Run; the call returns when all cores are done."""
         if self.count:
-            self._run(self._loop, self._arguments, self.count, GRANULE, self._whole)
+            self._run(self._loop, self._arguments, self.count, self._unit)
 
 
 _Kept = tuple[BoundLaunch, dict[str, Any]]

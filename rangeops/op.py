@@ -59,9 +59,17 @@ STATE = {
     "group_of": "i4",
     "result": "f4",
     "accumulated": "f4",
+    "chunks": "i4",
+    "folds": "i4",
+    "fold_of": "i4",
+    "partials": "f8",
+    "sums": "f8",
+    "totals": "f8",
+    "norms": "f4",
 }
 """What a kernel may read of the plan's own state: coefficients, FP32 and INT32 scalars, the
-granule table, group multipliers, group of each tensor, result and accumulated-result scalars."""
+granule table, group multipliers, group of each tensor, result and accumulated-result scalars,
+the tables and sums of the norms (``plan.chunks``), the N series."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +87,9 @@ class Kernel:
         cpu: ``cpu(x, **flags)`` returns the loop for the vocabulary of ``rangeops.cpu``.
         twin: ``twin(**flags)`` returns the NumPy spelling; it works on arrays in place.
         per_thread: elements (bytes for byte ranges) that one GPU thread handles.
-        count: "n", "tensors" or "one": over what threads are spread.
+        count: "n", "tensors", "chunks", "folds", "totals" or "one": over what threads are spread;
+            of chunks, folds and totals a whole warp takes one.
+        serial: the CPU loop has to see all elements in one call.
 
     """
 
@@ -91,6 +101,7 @@ class Kernel:
     twin: Callable[..., Any]
     per_thread: int = 4
     count: str = "n"
+    serial: bool = False
 
     @property
     def pointers(self) -> tuple[str, ...]:

@@ -119,6 +119,8 @@ def check(launch: BoundLaunch) -> Verdict:
 
 def planned_variants(op: RangeOp, plan: MemoryPlan) -> Iterator[dict[str, Any]]:
     """Yield the arguments of every variant of ``op`` that ``plan`` has regions for."""
+    if "norms" in dict(op.kernel.arguments) and "N" not in plan.config.kind.series:
+        return
     for flags in op.variants():
         active = [o for o in op.operands if not o.flag or flags[o.flag]]
         half = flags.get("half")

@@ -14,16 +14,19 @@ from plan import Range
 from rangeops import REGISTRY, Arena
 from rangeops.verify import check, verify_all
 from tests.conftest import raw_arena, small_plan
+from tests.test_every_op import on_ranges
 
 
 def main() -> int:
     """Run everything; print how many launches there were and how many differed."""
     verdicts = []
     for half in ("fp16", "bf16"):
-        verdicts += verify_all(Arena(small_plan(half=half, ema=True), device="cuda"))
+        for optimizer in ("adamw", "lamb"):
+            plan = small_plan(optimizer, half=half, ema=True)
+            verdicts += verify_all(Arena(plan, device="cuda"))
     for op in REGISTRY.values():
         operands = [o for o in op.operands if not o.flag]
-        for n in (1, 127, 129, 1021) if operands else ():
+        for n in (1, 127, 129, 1021) if on_ranges(op) else ():
             size = {"u1": 1, "half": 2, "f4": 4}
             spans = {o.name: Range(8192 * k, n * size[o.element]) for k, o in enumerate(operands)}
             # The last range ends with the allocation, so that a read past it is seen.

@@ -11,8 +11,7 @@ from rangeops import REGISTRY, Arena, Groups, OptimizerStep, ops
 from rangeops.verify import fill_random
 from tests.conftest import HAVE_GPU, host_bytes, put, small_plan
 
-PLANNED = {"sgd": "sgd", "momentum": "momentum", "nesterov": "nesterov", "adam": "adam",
-           "adamw": "adamw"}  # fmt: skip
+PLANNED = ("sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lion")
 
 
 def filled(name, device, half, ema=True, seed=5):
@@ -93,8 +92,10 @@ def test_refusals_of_groups_and_steps():
     np.testing.assert_array_equal(host_bytes(arena), before)
     with pytest.raises(PlanError, match="without trainable parameters, expected a plan for an opt"):
         OptimizerStep(Arena(plan_model(mlp((2, 2)), PlanConfig("none")), device="cpu"))
-    with pytest.raises(PlanError, match="optimizer lars has no op"):
-        OptimizerStep(Arena(plan_model(mlp((2, 2)), PlanConfig("lars")), device="cpu"))
+    with pytest.raises(PlanError, match="accumulate got True, the plan has no half gradients"):
+        OptimizerStep(Arena(plan_model(mlp((2, 2))), device="cpu"), accumulate=True)
+    with pytest.raises(TypeError, match="got 'trust_clip', expected one of"):
+        OptimizerStep(Arena(plan_model(mlp((2, 2))), device="cpu"), trust_clip=True)
 
 
 def scheduled(step, k):

@@ -3,6 +3,7 @@
     found_inf = 0:   step += 1;  block and rows as in ``rangeops.coefficients``;  skip_step = 0
     found_inf = 1:   skip_step = 1;  skipped_steps += 1;  step, block and rows stay
     always:          found_inf = 0; the first non-finite granule is kept for the host
+    global_norm:     grad_norm = sqrt(totals) / grad_scale, and the gradients are clipped by it
     loss_scaling:    then grad_scaling's rule, so that a step needs no launch of its own for it
 
 One thread a tensor writes that tensor's row; the last block to finish moves the counters, after
@@ -22,14 +23,9 @@ from rangeops.op import Kernel, arguments_of, range_op
 from rangeops.ops.scaling import scaling_body, scaling_twin
 
 LR, DECAY = fp32_index("lr"), fp32_index("weight_decay")
-OMB1, OMB2 = fp32_index("one_minus_beta1"), fp32_index("one_minus_beta2")
-EPS, TRUST = fp32_index("eps"), fp32_index("trust_coefficient")
-MOMENTUM, DAMPENING = fp32_index("momentum"), fp32_index("one_minus_dampening")
-EMA, GRAD_SCALE, LOSS_SCALE = (
-    fp32_index("one_minus_ema_decay"),
-    fp32_index("grad_scale"),
-    fp32_index("loss_scale"),
-)
+CLIP_NORM, GRAD_NORM = fp32_index("clip_norm"), fp32_index("grad_norm")
+GRAD_SCALE, LOSS_SCALE = fp32_index("grad_scale"), fp32_index("loss_scale")
+OMB1, OMB2, _, EMA, MOMENTUM, DAMPENING, BETA1, EPS = map(fp32_index, at.BLOCK_SCALARS)
 STEP, FOUND_INF, SKIP_STEP = (
     int32_index("step"),
     int32_index("found_inf"),
@@ -40,41 +36,40 @@ FIRST, LATCHED = int32_index("first_nonfinite"), int32_index("nonfinite_granule"
 NONE_FOUND = 2**31 - 1
 
 
-def _parts(x: Any) -> tuple[Any, Any, Any]:
-    """Return (coefficient of the block, row writer, counters) compiled for a vocabulary."""
+def _parts(x: Any) -> Any:
+    """Return (norm, block, row writer, counters) compiled for a vocabulary."""
     block, row = at.rules(x)
-    int64, int32, float32 = x.int64, x.int32, x.float32
+    int64, int32, float32, float64, sqrt = x.int64, x.int32, x.float32, x.float64, x.sqrt
 
-    def evaluate(s, k, options):
-        return block(
-            s[OMB1], s[OMB2], s[GRAD_SCALE], s[EMA], s[MOMENTUM], s[DAMPENING],
-            int64(k[STEP]) + int64(1), options,
+    def global_norm(s, totals, count, options):
+        total = float64(0.0)
+        if options & at.GLOBAL_NORM:
+            for j in range(count):
+                total = total + totals[j]
+        return sqrt(total) / float64(s[GRAD_SCALE])
+
+    def evaluate(s, k, norm, options):
+        scalars = (
+            s[OMB1], s[OMB2], s[GRAD_SCALE], s[EMA], s[MOMENTUM], s[DAMPENING], s[BETA1], s[EPS],
         )  # fmt: skip
+        return block(scalars, int64(k[STEP]) + int64(1), norm, s[CLIP_NORM], options)
 
-    evaluate = x.device(evaluate)
+    def write_block(c, filled):
+        c[0], c[1], c[2], c[3] = filled[0], filled[1], filled[2], filled[3]
+        c[4], c[5], c[6], c[7] = filled[4], filled[5], filled[6], filled[7]
+        c[8], c[9], c[10], c[11] = filled[8], filled[9], filled[10], filled[11]
+        c[12], c[13] = filled[12], filled[13]
 
-    def write_block(s, c, inv_sqrt_bc2, grad, ema, mu, omd):
-        c[at.ONE_MINUS_BETA1] = s[OMB1]
-        c[at.ONE_MINUS_BETA2] = s[OMB2]
-        c[at.INV_SQRT_BC2] = inv_sqrt_bc2
-        c[at.EPS] = s[EPS]
-        c[at.GRAD] = grad
-        c[at.ONE_MINUS_EMA] = ema
-        c[at.MOMENTUM] = mu
-        c[at.ONE_MINUS_DAMPENING] = omd
-        c[at.LOOKAHEAD] = s[MOMENTUM]
-        c[at.TRUST] = s[TRUST]
-
-    write_block = x.device(write_block)
-
-    def write_row(i, s, c, groups, group_of, bc1):
+    def write_row(i, s, c, groups, group_of, bc1, options):
         group = group_of[i]
         skip = float32(0)
         if group < 0:
             skip = float32(1)
             group = int32(-1 - group)
         g = int64(GROUP_FLOATS) * int64(group)
-        rate, step_size, keep, decay = row(s[LR], s[DECAY], groups[g], groups[g + 1], bc1)
+        rate, step_size, keep, decay, scale, outside = row(
+            s[LR], s[DECAY], groups[g], groups[g + 1], bc1, options
+        )
         j = int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * i
         c[j + at.LR] = rate
         c[j + at.STEP_SIZE] = step_size
@@ -82,12 +77,14 @@ def _parts(x: Any) -> tuple[Any, Any, Any]:
         c[j + at.WEIGHT_DECAY] = decay
         c[j + at.SKIP] = skip
         c[j + at.RATIO] = float32(1)
-
-    write_row = x.device(write_row)
+        c[j + at.SCALE] = scale
+        c[j + at.RATE] = outside
 
     scale = scaling_body(x)
 
-    def count(s, k, found, options):
+    def count(s, k, found, norm, options):
+        if options & at.GLOBAL_NORM:
+            s[GRAD_NORM] = float32(norm)
         if found != 0:
             k[SKIPPED] = int32(k[SKIPPED] + 1)
             k[LATCHED] = k[FIRST]
@@ -101,42 +98,44 @@ def _parts(x: Any) -> tuple[Any, Any, Any]:
         if options & at.LOSS_SCALING:
             scale(s, k)
 
-    return evaluate, (write_block, write_row), x.device(count)
+    return tuple(map(x.device, (global_norm, evaluate, write_block, write_row, count)))
 
 
 def _gpu(x: Any) -> Any:
-    evaluate, (write_block, write_row), count = _parts(x)
+    global_norm, evaluate, write_block, write_row, count = _parts(x)
     thread, syncthreads, block_index = x.thread, x.syncthreads, x.block_index
     atomic_add, int64, int32 = x.atomic_add, x.int64, x.int32
 
-    def begin(s, k, c, groups, group_of, options, tensors):
+    def begin(s, k, c, groups, group_of, totals, options, tensors, sums):
         i = thread()
         found = k[FOUND_INF]
+        norm = global_norm(s, totals, sums, options)
         if found == 0 and i < tensors:
-            bc1, inv_sqrt_bc2, grad, ema, mu, omd = evaluate(s, k, options)
+            bc1, filled = evaluate(s, k, norm, options)
             if i == 0:
-                write_block(s, c, inv_sqrt_bc2, grad, ema, mu, omd)
-            write_row(i, s, c, groups, group_of, bc1)
+                write_block(c, filled)
+            write_row(i, s, c, groups, group_of, bc1, options)
         syncthreads()
         lane, _, blocks = block_index()
         if lane == 0 and atomic_add(k, int64(TICKET), int32(1)) == blocks - 1:
             k[TICKET] = int32(0)
-            count(s, k, found, options)
+            count(s, k, found, norm, options)
 
     return begin
 
 
 def _cpu(x: Any) -> Any:
-    evaluate, (write_block, write_row), count = _parts(x)
+    global_norm, evaluate, write_block, write_row, count = _parts(x)
 
-    def begin(s, k, c, groups, group_of, options, tensors, start, stop):
+    def begin(s, k, c, groups, group_of, totals, options, tensors, sums, start, stop):
         found = k[FOUND_INF]
+        norm = global_norm(s, totals, sums, options)
         if found == 0:
-            bc1, inv_sqrt_bc2, grad, ema, mu, omd = evaluate(s, k, options)
-            write_block(s, c, inv_sqrt_bc2, grad, ema, mu, omd)
+            bc1, filled = evaluate(s, k, norm, options)
+            write_block(c, filled)
             for i in range(tensors):
-                write_row(i, s, c, groups, group_of, bc1)
-        count(s, k, found, options)
+                write_row(i, s, c, groups, group_of, bc1, options)
+        count(s, k, found, norm, options)
 
     return begin
 
@@ -154,7 +153,7 @@ def _power(base: np.float64, exponent: int) -> np.float64:
 
 
 def _twin() -> Any:
-    def coefficients(s, k, c, groups, group_of, options, tensors):
+    def coefficients(s, k, c, groups, group_of, norm, options, tensors):
         t = int(k[STEP]) + 1
         bc1 = bc2 = np.float64(1)
         if options & at.BIAS_CORRECTION:
@@ -163,18 +162,24 @@ def _twin() -> Any:
         ema = s[EMA]
         if options & at.EMA_WARMUP:
             ema = max(ema, np.float32(np.float64(9) / (9 + t)))
-        sign = np.float32(-1 if options & at.MAXIMIZE else 1)
-        c[: at.TRUST + 1] = (
+        clip = np.float64(-1 if options & at.MAXIMIZE else 1)
+        if options & at.GLOBAL_NORM and s[CLIP_NORM] > 0:
+            clip *= min(1, np.float64(s[CLIP_NORM]) / (norm + 1e-6))  # a NaN norm clips nothing
+        look = (1, s[MOMENTUM]) if options & at.NESTEROV else (0, 1)
+        c[: at.LOOK_MOMENT + 1] = (
             s[OMB1],
             s[OMB2],
             np.float32(1 / np.sqrt(bc2)),
             s[EPS],
-            sign / s[GRAD_SCALE],
+            clip / np.float64(s[GRAD_SCALE]),
             ema,
             s[MOMENTUM] if t > 1 else 0,
             s[DAMPENING] if t > 1 else 1,
             s[MOMENTUM],
-            s[TRUST],
+            np.float32(1 / bc1),
+            s[BETA1],
+            s[OMB1] if options & at.GRAD_AVERAGING else 1,
+            *look,
         )
         group = np.where(group_of < 0, -1 - group_of, group_of)[:tensors]
         table = groups.reshape(-1, GROUP_FLOATS)[group].astype(np.float64)
@@ -183,14 +188,20 @@ def _twin() -> Any:
         rows[:, at.LR], rows[:, at.STEP_SIZE] = rate, rate / bc1
         rows[:, at.KEEP], rows[:, at.WEIGHT_DECAY] = 1 - rate * decay, decay
         rows[:, at.SKIP], rows[:, at.RATIO] = group_of[:tensors] < 0, 1
+        rows[:, at.SCALE], rows[:, at.RATE] = (1, rate) if options & at.LR_OUTSIDE else (rate, 1)
 
-    def twin(s, k, c, groups, group_of, options, tensors):
+    def twin(s, k, c, groups, group_of, totals, options, tensors, sums):
+        norm = np.float64(0)
+        if options & at.GLOBAL_NORM:
+            with np.errstate(all="ignore"):
+                norm = np.sqrt(sum(totals[:sums], start=norm)) / np.float64(s[GRAD_SCALE])
+                s[GRAD_NORM] = norm
         if k[FOUND_INF]:
             k[SKIPPED] += 1
             k[LATCHED], k[FIRST] = k[FIRST], NONE_FOUND
         else:
             with np.errstate(all="ignore"):
-                coefficients(s, k, c, groups, group_of, options, tensors)
+                coefficients(s, k, c, groups, group_of, norm, options, tensors)
             k[STEP] += 1
         k[SKIP_STEP], k[FOUND_INF] = k[FOUND_INF], 0
         s[GRAD_SCALE] = s[LOSS_SCALE]
@@ -207,8 +218,8 @@ begin_step = range_op(
     operands=(),
     kernel=Kernel(
         "begin_step",
-        arguments_of((), "s", "k", "c", "groups", "group_of"),
-        ("options", "tensors"),
+        arguments_of((), "s", "k", "c", "groups", "group_of", "totals"),
+        ("options", "tensors", "totals"),
         _gpu,
         _cpu,
         _twin,
@@ -216,6 +227,15 @@ begin_step = range_op(
         count="tensors",
     ),
     bytes_per_element=lambda flags: 4 * ROW_FLOATS,
-    options=("bias_correction", "ema_warmup", "maximize", "loss_scaling"),
+    options=(
+        "bias_correction",
+        "ema_warmup",
+        "maximize",
+        "loss_scaling",
+        "global_norm",
+        "nesterov",
+        "grad_averaging",
+        "lr_outside",
+    ),
     elementwise=False,
 )

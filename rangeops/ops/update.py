@@ -25,7 +25,7 @@ import numpy as np
 
 from plan.baseline import BLOCK_FLOATS, GRANULE, ROW_FLOATS, int32_index
 from rangeops.coefficients import GRAD, ONE_MINUS_EMA, SKIP
-from rangeops.op import Kernel, Operand, RangeOp, arguments_of, range_op, updated, written
+from rangeops.op import Kernel, Operand, RangeOp, arguments_of, range_op, read, updated, written
 from rangeops.ops.cast import from_half, to_half
 
 SKIP_STEP, FOUND_INF = int32_index("skip_step"), int32_index("found_inf")
@@ -39,6 +39,7 @@ def update_gpu(
     rule: Callable[..., Any],
     coefficients: Callable[..., Any],
     moments: int,
+    applies: bool,
     *,
     half: str | None,
     half_grad: bool,
@@ -47,7 +48,7 @@ def update_gpu(
     clear_grad: bool,
 ) -> Any:
     """Return the kernel: one thread loads four elements, applies the rule, stores them."""
-    rule, take = x.device(rule), x.device(coefficients)
+    rule, take = x.device(rule(x) if applies else rule), x.device(coefficients)
     thread, load4, store4 = x.thread, x.load4, x.store4
     int64, float32 = x.int64, x.float32
     widen, narrow = x.half(half)
@@ -61,7 +62,9 @@ def update_gpu(
         # which waits for the one before (SGD with half gradients: 90 % of the copy rate on H200).
         zero = float32(0)
         p4 = load4(p, i, left)
-        if half_grad and i >= half0:
+        if applies:
+            ga = gb = gc = gd = zero
+        elif half_grad and i >= half0:
             u = load4(h, i - half0, left)
             ga, gb, gc, gd = widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])
         else:
@@ -83,9 +86,9 @@ def update_gpu(
             pc, mc, vc = rule(p4[2], gc * grad, m4[2], v4[2], w)
             pd, md, vd = rule(p4[3], gd * grad, m4[3], v4[3], w)
             store4(p, i, (pa, pb, pc, pd), left)
-            if moments > 0:
+            if moments > 0 and not applies:
                 store4(m, i, (ma, mb, mc, md), left)
-            if moments > 1:
+            if moments > 1 and not applies:
                 store4(v, i, (va, vb, vc, vd), left)
             if half_copy and i >= half0:
                 store4(a, i - half0, (narrow(pa), narrow(pb), narrow(pc), narrow(pd)), left)
@@ -109,6 +112,7 @@ def update_cpu(
     rule: Callable[..., Any],
     coefficients: Callable[..., Any],
     moments: int,
+    applies: bool,
     *,
     half: str | None,
     half_grad: bool,
@@ -121,7 +125,7 @@ def update_cpu(
     The slices are what lets LLVM vectorize: an index into a slice needs no wrap-around check
     (ResNet-50 AdamW on two cores of an EPYC: 23.5 ms against 82 ms).
     """
-    rule, take = x.device(rule), x.device(coefficients)
+    rule, take = x.device(rule(x) if applies else rule), x.device(coefficients)
     float32, uint16 = x.float32, x.uint16
     widen, narrow = x.half(half)
 
@@ -141,11 +145,15 @@ def update_cpu(
                     hs = h[first - half0 : last - half0]
                     for j in range(hs.size):
                         grads[j] = widen(hs[j]) * grad
-                else:
+                elif not applies:
                     gs = g[first:last]
                     for j in range(gs.size):
                         grads[j] = gs[j] * grad
-                if moments > 1:
+                if applies:
+                    ms, vs = m[first:last], v[first:last]
+                    for j in range(ps.size):
+                        ps[j], _, _ = rule(ps[j], zero, ms[j], vs[j], w)
+                elif moments > 1:
                     ms, vs = m[first:last], v[first:last]
                     for j in range(ps.size):
                         ps[j], ms[j], vs[j] = rule(ps[j], grads[j], ms[j], vs[j], w)
@@ -178,6 +186,7 @@ def update_twin(
     rule: Callable[..., Any],
     coefficients: Callable[..., Any],
     moments: int,
+    applies: bool,
     *,
     half: str | None,
     half_grad: bool,
@@ -194,7 +203,7 @@ def update_twin(
         grads = (
             [g[lo:cut], from_half(h[cut - half0 : hi - half0], half)] if half_grad else [g[lo:hi]]
         )
-        scaled = np.concatenate(grads) * c[GRAD]
+        scaled = None if applies else np.concatenate(grads) * c[GRAD]
         state = [p[lo:hi], m[lo:hi] if moments > 0 else None, v[lo:hi] if moments > 1 else None]
         new = rule(state[0], scaled, state[1], state[2], coefficients(c, row))
         for old, value in zip(state, new, strict=True):
@@ -221,12 +230,12 @@ def update_twin(
     return twin
 
 
-def _bytes(moments: int, flags: Mapping[str, Any]) -> float:
-    gradient = 2 if flags["half_grad"] else 4
+def _bytes(moments: int, applies: bool, flags: Mapping[str, Any]) -> float:
+    gradient = 2 if flags.get("half_grad") else 4
     return (
         8
-        + gradient * (2 if flags["clear_grad"] else 1)
-        + 8 * moments
+        + (0 if applies else gradient * (2 if flags["clear_grad"] else 1))
+        + (4 if applies else 8) * moments
         + 8 * flags["ema"]
         + 2 * flags["half_copy"]
     )
@@ -234,7 +243,7 @@ def _bytes(moments: int, flags: Mapping[str, Any]) -> float:
 
 def _valid(flags: Mapping[str, Any]) -> bool:
     """Whether flags make a kernel of their own: a half format exactly where halves are used."""
-    return (flags["half"] is not None) == (flags["half_grad"] or flags["half_copy"])
+    return (flags["half"] is not None) == (flags.get("half_grad", False) or flags["half_copy"])
 
 
 def optimizer(
@@ -246,32 +255,45 @@ def optimizer(
     moments: int,
     hyper: tuple[str, ...],
     options: tuple[str, ...] = ("maximize",),
+    applies: bool = False,
 ) -> RangeOp:
     """Declare an optimizer from its rules.
 
     ``rules`` maps each kind of weight decay ("l2", "decoupled") to (rule, twin, coefficients):
     ``rule(p, g, m, v, c)`` in scalars, ``twin`` the same in NumPy, ``coefficients(c, row)`` the
-    tuple c that both take, read from the coefficient block.
+    tuple c that both take, read from the coefficient block.  An op that ``applies`` reads no
+    gradient and leaves the moments, which a pass before it has moved; its rule is given as
+    ``rule(x)``, which returns it for a vocabulary, so that both passes share a formula.
     """
+    moment = read if applies else updated
     operands: tuple[Operand, ...] = (
         updated("p", "f4", "W"),
         updated("g", "f4", "G"),
         updated("h", "half", "G", "half_grad"),
-        updated("m", "f4", "M"),
-        updated("v", "f4", "V"),
+        moment("m", "f4", "M"),
+        moment("v", "f4", "V"),
         updated("e", "f4", "E", "ema"),
         written("a", "half", "A", "half_copy"),
     )
-    absent = ("m", "v")[moments:]
+    absent = (*("m", "v")[moments:], *(("g", "h") if applies else ()))
+    fixed = {"half_grad": False, "clear_grad": False} if applies else {}
 
     def choose(make: Callable[..., Any], which: int) -> Callable[..., Any]:
         def build(*vocabulary: Any, decay: str, **flags: Any) -> Any:
             rule, twin, coefficients = rules[decay]
-            chosen = partial(make, *vocabulary, twin if which else rule, coefficients, moments)
-            return chosen(**flags)
+            chosen = twin if which else rule
+            return make(*vocabulary, chosen, coefficients, moments, applies, **flags, **fixed)
 
         return build
 
+    choices: dict[str, tuple[Any, ...]] = {
+        "decay": tuple(rules),
+        "half": (None, "fp16", "bf16"),
+        "half_grad": (False, True),
+        "half_copy": (False, True),
+        "ema": (False, True),
+        "clear_grad": (False, True),
+    }
     kernel = Kernel(
         name,
         arguments_of(operands, "segments", "c", "k"),
@@ -286,15 +308,8 @@ def optimizer(
         formula=formula,
         operands=tuple(o for o in operands if o.name not in absent),
         kernel=kernel,
-        bytes_per_element=partial(_bytes, moments),
-        flags={
-            "decay": tuple(rules),
-            "half": (None, "fp16", "bf16"),
-            "half_grad": (False, True),
-            "half_copy": (False, True),
-            "ema": (False, True),
-            "clear_grad": (False, True),
-        },
+        bytes_per_element=partial(_bytes, moments, applies),
+        flags={name: values for name, values in choices.items() if name not in fixed},
         hyper=hyper,
         options=options,
         valid=_valid,

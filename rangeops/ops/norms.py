@@ -1,0 +1,322 @@
+"""grad_norm, fold_norms, total_norm: check and norms of all gradients in one read.
+
+    grad_norm     chunk sums of g*g (with weights=True also of p*p); found_inf where one is not
+                  finite, and the granule of the first such element
+    fold_norms    fold sums, from which a tensor's norm is sqrt(its folds added in order)
+    total_norm    sums of 512 fold sums of the gradients, for the global norm
+
+The tree is that of ``rangeops.ops.reduce``.  A chunk's sum is float64, in which no finite float32
+overflows, so "the sum is not finite" is exactly "an element is not finite".  The sums are those of
+the gradients as they lie, loss scale and all; who reads them divides.  ``begin_step`` clips by the
+global norm and writes the scalar ``grad_norm``; ``trust_ratio`` makes LARS's and LAMB's ratios.
+
+4 (half: 2) bytes an element, 4 more with weights; the folds are 1/256 of that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from plan.baseline import FOLD_CHUNKS, GRANULE, SUM_ROWS, SUMS, int32_index
+from rangeops.arena import Arena
+from rangeops.op import Kernel, arguments_of, range_op, read
+from rangeops.ops import reduce
+
+FOUND_INF, FIRST = int32_index("found_inf"), int32_index("first_nonfinite")
+
+
+def _same(value):
+    return value
+
+
+def _norm_gpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> Any:
+    thread, warp_sum, atomic_min = x.thread, x.warp_sum, x.atomic_min
+    int64, int32 = x.int64, x.int32
+    plain = reduce.walk(x, reduce.squares(x, x.device(_same)))
+    halves = reduce.walk(x, reduce.squares(x, x.half(half)[0]))
+
+    def lane_sum(g, h, i, half0, count):
+        if half_grad and i >= half0:
+            return halves(h, i - half0, count)
+        return plain(g, i, count)
+
+    lane_sum = x.device(lane_sum)
+
+    def norm(g, h, p, chunks, k, partials, half0, count):
+        t = thread()
+        w, lane = t >> int64(5), t & int64(31)
+        if w >= count:
+            return
+        first = int64(chunks[w])
+        granules = int64(chunks[w + 1]) - first
+        i = first * int64(GRANULE) + lane * int64(4)
+        total = lane_sum(g, h, i, half0, granules)
+        if total - total != 0.0:  # also where it is NaN
+            k[FOUND_INF] = int32(1)
+            for r in range(granules):
+                part = lane_sum(g, h, i + int64(GRANULE) * r, half0, int64(1))
+                if part - part != 0.0:
+                    atomic_min(k, int64(FIRST), int32(first + r))
+        total = warp_sum(total)
+        if lane == 0:
+            partials[w] = total
+        if weights:
+            total = warp_sum(plain(p, i, granules))
+            if lane == 0:
+                partials[count + w] = total
+
+    return norm
+
+
+def _norm_cpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> Any:
+    int32, float64, atomic_min = x.int32, x.float64, x.atomic_min
+    widen = x.half(half)[0]
+    add, fold = reduce.granule_cpu(x), reduce.lanes_cpu(x, reduce.add_rule)
+
+    def norm(g, h, p, chunks, k, partials, half0, count, start, stop):
+        squares, lanes = np.empty(GRANULE, np.float64), np.empty(reduce.LANES, np.float64)
+        for w in range(start, stop):
+            lanes[:] = 0.0
+            for granule in range(chunks[w], chunks[w + 1]):
+                i = granule * GRANULE
+                if half_grad and i >= half0:
+                    hs = h[i - half0 : i - half0 + GRANULE]
+                    for j in range(GRANULE):
+                        wide = float64(widen(hs[j]))
+                        squares[j] = wide * wide
+                else:
+                    gs = g[i : i + GRANULE]
+                    for j in range(GRANULE):
+                        wide = float64(gs[j])
+                        squares[j] = wide * wide
+                add(squares, lanes)
+                if lanes.sum() - lanes.sum() != 0.0:
+                    k[FOUND_INF] = int32(1)
+                    bad = False
+                    for j in range(GRANULE):
+                        bad |= squares[j] - squares[j] != 0.0
+                    if bad:
+                        atomic_min(k, FIRST, int32(granule))
+            partials[w] = fold(lanes)
+            if weights:
+                lanes[:] = 0.0
+                for granule in range(chunks[w], chunks[w + 1]):
+                    ps = p[granule * GRANULE : (granule + 1) * GRANULE]
+                    for j in range(GRANULE):
+                        wide = float64(ps[j])
+                        squares[j] = wide * wide
+                    add(squares, lanes)
+                partials[count + w] = fold(lanes)
+
+    return norm
+
+
+def _norm_twin(*, half: str | None, half_grad: bool, weights: bool) -> Any:
+    def squares(values):
+        return lambda rows: np.square(values[rows], dtype=np.float64)
+
+    def twin(g, h, p, chunks, k, partials, half0, count):
+        rows = reduce.granules_of(g, h, half0, half)
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        with np.errstate(invalid="ignore"):
+            partials[:count] = reduce.chunks_twin(squares(rows), chunks)
+            if weights:
+                weight_rows = p.reshape(-1, GRANULE)
+                partials[count : 2 * count] = reduce.chunks_twin(squares(weight_rows), chunks)
+        if bad.size:
+            k[FOUND_INF] = 1
+            k[FIRST] = min(k[FIRST], bad[0])
+
+    return twin
+
+
+def _norm_bytes(flags: Mapping[str, Any]) -> float:
+    return (2 if flags["half_grad"] else 4) + 4 * flags["weights"]
+
+
+_NORM = (
+    read("g", "f4", "G"),
+    read("h", "half", "G", "half_grad"),
+    read("p", "f4", "W", "weights"),
+)
+
+grad_norm = range_op(
+    "grad_norm",
+    seed="(with RANGE_CHECK_NAN)",
+    formula="per tensor and in all: sum g*g, found_inf",
+    operands=_NORM,
+    kernel=Kernel(
+        "grad_norm",
+        arguments_of(_NORM, "chunks", "k", "partials"),
+        ("half0", "chunks"),
+        _norm_gpu,
+        _norm_cpu,
+        _norm_twin,
+        per_thread=1,
+        count="chunks",
+    ),
+    bytes_per_element=_norm_bytes,
+    flags={"half": (None, "fp16", "bf16"), "half_grad": (False, True), "weights": (False, True)},
+    elementwise=False,
+    valid=lambda flags: (flags["half"] is not None) == flags["half_grad"],
+)
+
+
+def _fold_gpu(x: Any, *, of: str) -> Any:
+    thread, int64 = x.thread, x.int64
+    row, quantities = SUMS[of]
+    summed = reduce.fold_gpu(x, reduce.add_rule, x.warp_sum)
+    largest = reduce.fold_gpu(x, reduce.max_rule, x.warp_max)
+
+    def fold(table, partials, sums, chunks, folds):
+        w = thread() >> int64(5)
+        if w >= folds:
+            return
+        a, b = int64(table[w]), int64(table[w + 1])
+        for q in range(quantities):
+            if quantities == 3 and q == 1:
+                total = largest(partials, a + q * chunks, b + q * chunks)
+            else:
+                total = summed(partials, a + q * chunks, b + q * chunks)
+            if (thread() & int64(31)) == 0:
+                sums[(row + q) * folds + w] = total
+
+    return fold
+
+
+def _fold_cpu(x: Any, *, of: str) -> Any:
+    row, quantities = SUMS[of]
+    summed = reduce.fold_cpu(x, reduce.add_rule)
+    largest = reduce.fold_cpu(x, reduce.max_rule)
+
+    def fold(table, partials, sums, chunks, folds, start, stop):
+        scratch = np.empty(reduce.LANES, np.float64)
+        for w in range(start, stop):
+            for q in range(quantities):
+                values = partials[q * chunks + table[w] : q * chunks + table[w + 1]]
+                if quantities == 3 and q == 1:
+                    sums[(row + q) * folds + w] = largest(values, scratch)
+                else:
+                    sums[(row + q) * folds + w] = summed(values, scratch)
+
+    return fold
+
+
+def _fold_twin(*, of: str) -> Any:
+    row, quantities = SUMS[of]
+
+    def twin(table, partials, sums, chunks, folds):
+        rows = sums.reshape(SUM_ROWS, folds)
+        with np.errstate(invalid="ignore"):
+            for q in range(quantities):
+                combine = np.maximum if quantities == 3 and q == 1 else np.add
+                part = partials[q * chunks : (q + 1) * chunks]
+                rows[row + q] = reduce.folds_twin(part, table, combine)
+
+    return twin
+
+
+fold_norms = range_op(
+    "fold_norms",
+    seed="(with the N_ regions)",
+    formula="fold sums of chunk sums, float64",
+    operands=(),
+    kernel=Kernel(
+        "fold_norms",
+        arguments_of((), "folds", "partials", "sums"),
+        ("chunks", "folds"),
+        _fold_gpu,
+        _fold_cpu,
+        _fold_twin,
+        per_thread=1,
+        count="folds",
+    ),
+    bytes_per_element=lambda flags: 0,
+    flags={"of": tuple(SUMS)},
+    elementwise=False,
+)
+
+
+def _total_gpu(x: Any) -> Any:
+    thread, int64 = x.thread, x.int64
+    summed = reduce.fold_gpu(x, reduce.add_rule, x.warp_sum)
+
+    def total(sums, totals, folds, count):
+        w = thread() >> int64(5)
+        if w >= count:
+            return
+        a = w * int64(FOLD_CHUNKS)
+        value = summed(sums, a, min(a + int64(FOLD_CHUNKS), folds))
+        if (thread() & int64(31)) == 0:
+            totals[w] = value
+
+    return total
+
+
+def _total_cpu(x: Any) -> Any:
+    summed = reduce.fold_cpu(x, reduce.add_rule)
+
+    def total(sums, totals, folds, count, start, stop):
+        scratch = np.empty(reduce.LANES, np.float64)
+        for w in range(start, stop):
+            a = w * FOLD_CHUNKS
+            totals[w] = summed(sums[a : min(a + FOLD_CHUNKS, folds)], scratch)
+
+    return total
+
+
+def _total_twin() -> Any:
+    def twin(sums, totals, folds, count):
+        borders = np.append(np.arange(0, folds, FOLD_CHUNKS), folds)
+        with np.errstate(invalid="ignore"):
+            totals[:] = reduce.folds_twin(sums[:folds], borders)
+
+    return twin
+
+
+total_norm = range_op(
+    "total_norm",
+    seed="(global norm)",
+    formula="sums of 512 fold sums, float64",
+    operands=(),
+    kernel=Kernel(
+        "total_norm",
+        arguments_of((), "sums", "totals"),
+        ("folds", "totals"),
+        _total_gpu,
+        _total_cpu,
+        _total_twin,
+        per_thread=1,
+        count="totals",
+    ),
+    bytes_per_element=lambda flags: 0,
+    elementwise=False,
+)
+
+
+def read_sums(arena: Arena, of: str) -> np.ndarray:
+    """Return the sums by tensor that the last passes left: (quantities, tensors) float64.
+
+    ``of`` is "gradient", "ratio", "weight_report" or "gradient_report"; in a report the second
+    quantity is a maximum.  Waits for the device.
+    """
+    assert arena.plan is not None
+    row, quantities = SUMS[of]
+    sums = arena.download("norm.sums").view(np.float64)[row : row + quantities, :, 0]
+    fold_of = arena.download("norm.fold_of_tensor")
+    combine = [np.maximum if quantities == 3 and q == 1 else np.add for q in range(quantities)]
+    pairs = zip(sums, combine, strict=True)
+    return np.array([reduce.tensors_twin(values, fold_of, how) for values, how in pairs])
+
+
+def read_norms(arena: Arena) -> dict[str, float]:
+    """Return the gradient norm of every parameter by name, as ``grad_norm`` last found them.
+
+    Norms of the gradients as they lay: divide by the loss scale of that step.
+    """
+    assert arena.plan is not None
+    norms = np.sqrt(read_sums(arena, "gradient")[0])
+    return {t.name: float(n) for t, n in zip(arena.plan.weights(), norms, strict=True)}

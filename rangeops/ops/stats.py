@@ -1,0 +1,140 @@
+"""tensor_stats: norm, max-abs and count of non-finite values of every tensor, in one read.
+
+    chunk sums of x*x over finite x, the largest finite |x|, the number of NaN and +-inf
+
+Behind it ``fold_norms(of="weight_report")`` or ``of="gradient_report"`` brings the chunks to folds,
+in the tree of ``rangeops.ops.reduce``; ``rangeops.report`` reads the result by name.  4 (half: 2)
+bytes an element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from plan.baseline import GRANULE
+from rangeops.op import Kernel, arguments_of, range_op, read
+from rangeops.ops import reduce
+
+
+def _gpu(x: Any, *, half: str | None, half_grad: bool) -> Any:
+    thread, load4, warp_sum, warp_max = x.thread, x.load4, x.warp_sum, x.warp_max
+    int64, float64 = x.int64, x.float64
+    widen = x.half(half)[0]
+
+    def split(value):
+        """Return (|value|, 0), or (0, 1) where it is not finite."""
+        wide = abs(float64(value))
+        if wide - wide != 0.0:
+            return float64(0), float64(1)
+        return wide, float64(0)
+
+    split = x.device(split)
+
+    def four(g, h, i, half0):
+        if half_grad and i >= half0:
+            u = load4(h, i - half0, int64(4))
+            return widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])
+        return load4(g, i, int64(4))
+
+    four = x.device(four)
+
+    def stats(g, h, chunks, partials, half0, count):
+        t = thread()
+        w, lane = t >> int64(5), t & int64(31)
+        if w >= count:
+            return
+        first = int64(chunks[w])
+        granules = int64(chunks[w + 1]) - first
+        zero = float64(0)
+        total = largest = bad = zero
+        for r in range(granules):
+            u = four(g, h, (first + r) * int64(GRANULE) + lane * int64(4), half0)
+            a, b, c, d = split(u[0]), split(u[1]), split(u[2]), split(u[3])
+            total = total + ((a[0] * a[0] + b[0] * b[0]) + (c[0] * c[0] + d[0] * d[0]))
+            largest = max(largest, max(max(a[0], b[0]), max(c[0], d[0])))
+            bad = bad + ((a[1] + b[1]) + (c[1] + d[1]))
+        total, largest, bad = warp_sum(total), warp_max(largest), warp_sum(bad)
+        if lane == 0:
+            partials[w] = total
+            partials[count + w] = largest
+            partials[2 * count + w] = bad
+
+    return stats
+
+
+def _cpu(x: Any, *, half: str | None, half_grad: bool) -> Any:
+    float64, widen = x.float64, x.half(half)[0]
+    add, fold = reduce.granule_cpu(x), reduce.lanes_cpu(x, reduce.add_rule)
+
+    def stats(g, h, chunks, partials, half0, count, start, stop):
+        values, lanes = np.empty(GRANULE, np.float64), np.empty(reduce.LANES, np.float64)
+        for w in range(start, stop):
+            lanes[:] = 0.0
+            largest = 0.0
+            bad = 0.0
+            for granule in range(chunks[w], chunks[w + 1]):
+                i = granule * GRANULE
+                if half_grad and i >= half0:
+                    hs = h[i - half0 : i - half0 + GRANULE]
+                    for j in range(GRANULE):
+                        values[j] = abs(float64(widen(hs[j])))
+                else:
+                    gs = g[i : i + GRANULE]
+                    for j in range(GRANULE):
+                        values[j] = abs(float64(gs[j]))
+                for j in range(GRANULE):
+                    if values[j] - values[j] != 0.0:
+                        values[j] = 0.0
+                        bad += 1.0
+                    largest = max(largest, values[j])
+                    values[j] = values[j] * values[j]
+                add(values, lanes)
+            partials[w] = fold(lanes)
+            partials[count + w] = largest
+            partials[2 * count + w] = bad
+
+    return stats
+
+
+def _twin(*, half: str | None, half_grad: bool) -> Any:
+    def twin(g, h, chunks, partials, half0, count):
+        values = np.abs(reduce.granules_of(g, h, half0, half).astype(np.float64))
+        finite = np.isfinite(values)
+        kept = np.where(finite, values, 0)
+        first = chunks[:-1]
+        partials[:count] = reduce.chunks_twin(np.square(kept).__getitem__, chunks)
+        partials[count : 2 * count] = np.maximum.reduceat(kept.max(axis=1), first)
+        partials[2 * count : 3 * count] = np.add.reduceat((~finite).sum(axis=1), first)
+
+    return twin
+
+
+def _bytes(flags: Mapping[str, Any]) -> float:
+    return 2 if flags["half_grad"] else 4
+
+
+_STATS = (read("g", "f4", "G"), read("h", "half", "G", "half_grad"))
+
+tensor_stats = range_op(
+    "tensor_stats",
+    seed="(beyond)",
+    formula="per tensor: sum x*x, max |x|, count of NaN and inf",
+    operands=_STATS,
+    kernel=Kernel(
+        "tensor_stats",
+        arguments_of(_STATS, "chunks", "partials"),
+        ("half0", "chunks"),
+        _gpu,
+        _cpu,
+        _twin,
+        per_thread=1,
+        count="chunks",
+    ),
+    bytes_per_element=_bytes,
+    flags={"half": (None, "fp16", "bf16"), "half_grad": (False, True)},
+    elementwise=False,
+    valid=lambda flags: (flags["half"] is not None) == flags["half_grad"],
+)

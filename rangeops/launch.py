@@ -158,7 +158,7 @@ class GpuLaunch(BoundLaunch):
         self._current = current_reader(self._device, self.binding.arena.framework)
         self._streams: dict[int, Any] = {}
         self._kernel = build.gpu_kernel(kernel, flags, self._device)
-        blocks = max(1, grid(self.threads, kernel.per_thread))
+        blocks = max(1, grid(self.threads, kernel.per_thread, THREADS))
         self._config = LaunchConfig(grid=blocks, block=THREADS)
         self._arguments = [*self._pointers(), *self.integers]
 

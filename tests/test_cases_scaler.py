@@ -1,4 +1,4 @@
-"""Failures that others met: the scaler and the finite check (S06, S07, S09 to S12)."""
+"""Failures that others met: the scaler and the finite check (S06 to S12)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plan import MemoryPlan, PlanConfig, Range
-from rangeops import Arena, ops
+from rangeops import Arena, OptimizerStep, ops
 from tests.conftest import get, host_bytes, put, raw_arena, small_plan
 
 
@@ -177,3 +177,85 @@ def test_s12_an_overflow_leaves_every_bit_and_the_next_step_counts(name, device)
     check(), begin(), update()
     assert (arena.scalars.step, arena.scalars.skipped_steps, arena.scalars.skip_step) == (1, 1, 0)
     assert (arena.download("fc.weight") != 0.5).all()
+
+
+def test_s08_a_second_unscale_and_the_step_divide_by_nothing_more(device):
+    plan = small_plan("sgd")
+    arena = Arena(plan, device=device)
+    step = OptimizerStep(arena, lr=1.0, loss_scale=1024.0, clear_grad=False)
+    gradient = plan.parameters["one.weight"].gradient
+    for _ in range(2):  # a new iteration clears the state
+        arena["one.weight"], arena[gradient] = 10.0, 2048.0
+        ops.unscale(arena)
+        assert arena.download(gradient)[0] == 2.0
+        ops.unscale(arena)
+        assert arena.download(gradient)[0] == 2.0
+        step()
+        assert arena.download("one.weight")[0] == 8.0
+    arena["one.weight"], arena[gradient] = 10.0, 2048.0
+    step()
+    assert arena.download("one.weight")[0] == 8.0
+
+
+@pytest.mark.parametrize("half", ["fp16", "bf16"])
+def test_gradients_of_micro_batches_are_unscaled_once(half, device):
+    """Three micro-batches of half gradients, one of them below what a half sum would keep."""
+    plan = small_plan("sgd", half=half)
+    arena = Arena(plan, device=device)
+    step = OptimizerStep(arena, lr=1.0, loss_scale=256.0, accumulate=True, scaling=False)
+    p = plan.parameters["fc.weight"]
+    arena[p.weight] = 0.0
+    for value in (256.0, 512.0, 2.0**-6):
+        bits = np.full(p.weight.numel, value, np.float32)
+        put(arena, p.half_gradient.offset, ops.cast.to_half(bits, half))
+        step.accumulate()
+        assert not arena.download(p.half_gradient).any()
+    step()
+    want = -(np.float32(768.0 + 2.0**-6) / np.float32(256))
+    np.testing.assert_array_equal(arena.download(p.weight), np.full(p.weight.shape, want, "f4"))
+    assert not arena.download(p.gradient).any()
+
+
+def test_the_status_is_read_without_stopping(device):
+    arena = Arena(small_plan("sgd", half="fp16"), device=device)
+    step = OptimizerStep(arena, loss_scale=1024.0, growth_interval=2)
+    seen = []
+    for k in range(6):
+        if k == 3:
+            arena["fc.weight#G16"] = np.float16(np.nan)
+        step()
+        status = step.status()
+        seen.append((status.step, status.skip_step, status.skipped_steps, status.loss_scale))
+    assert seen == [
+        (1, 0, 0, 1024.0), (2, 0, 0, 2048.0), (3, 0, 0, 2048.0),
+        (3, 1, 1, 1024.0), (4, 0, 1, 1024.0), (5, 0, 1, 2048.0),
+    ]  # fmt: skip
+    assert status.latest() == status.read()
+
+
+@pytest.mark.gpu
+def test_the_status_never_waits_for_the_work_behind_it():
+    import time
+
+    import cupy
+
+    arena = Arena(small_plan("sgd", half="fp16"))
+    step = OptimizerStep(arena, loss_scale=8.0)
+    status = step.status()
+    cupy.cuda.Stream.null.synchronize()
+    assert status.latest().step == 0
+    stream = cupy.cuda.Stream(non_blocking=True)
+    big = cupy.empty(1 << 32, cupy.uint8)
+    with stream:
+        for _ in range(40):  # some 50 ms of copies
+            cupy.copyto(big[: 1 << 31], big[1 << 31 :])
+        step()
+        status = step.status()
+        start = time.perf_counter()
+        first = status.latest()
+        assert time.perf_counter() - start < 0.01
+        assert first.step == 0 and not stream.done
+        assert status.step == 1
+    for _ in range(9):  # more snapshots than slots
+        status = step.status()
+    assert status.step == 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plan import PlanConfig, PlanError
+from plan import MemoryPlan, PlanConfig, PlanError
 from plan.models import mlp, plan_model
 from rangeops import REGISTRY, Arena, Groups, OptimizerStep, ops
 from rangeops.verify import fill_random
@@ -19,6 +19,17 @@ def filled(name, device, half, ema=True, seed=5):
     fill_random(arena, seed)
     arena.scalars.set(lr=0.01, weight_decay=0.1, ema_decay=0.9, loss_scale=64.0)
     return arena
+
+
+def unfused_rest(arena, halves):
+    """EMA, half copy and clear, an op each."""
+    ops.ema(arena)
+    if halves:
+        ops.cast_fp32_to_fp16(arena)
+        ops.clear(arena, arena.plan.series_range("G", "weight", half=True))
+        ops.clear(arena, arena.plan.series_range("G", "bias"))
+    else:
+        ops.clear(arena, arena.plan.series_range("G"))
 
 
 @pytest.mark.parametrize("half", [None, "fp16", "bf16"])
@@ -37,14 +48,25 @@ def test_fused_equals_unfused(name, half, device):
     op = REGISTRY[name]
     op(fused, half_grad=halves, half_copy=halves, ema=True, clear_grad=True)
     op(apart, half_grad=halves)
-    ops.ema(apart)
-    if halves:
-        ops.cast_fp32_to_fp16(apart)
-        plan = apart.plan
-        ops.clear(apart, plan.series_range("G", "weight", half=True))
-        ops.clear(apart, plan.series_range("G", "bias"))
-    else:
-        ops.clear(apart, apart.plan.series_range("G"))
+    unfused_rest(apart, halves)
+    np.testing.assert_array_equal(host_bytes(fused), host_bytes(apart))
+
+
+@pytest.mark.parametrize("half", [None, "fp16", "bf16"])
+def test_fused_lamb_equals_unfused(half, device):
+    fused, apart = (filled("lamb", device, half) for _ in range(2))
+    halves = half is not None
+    for arena in (fused, apart):
+        Groups(arena).freeze("conv2.weight")
+        if halves:
+            ops.cast_fp32_to_fp16(arena)
+        ops.begin_step(arena)
+        ops.lamb_moments(arena, half_grad=halves, clear_grad=arena is fused)
+        ops.fold_norms(arena, of="ratio")
+        ops.trust_ratio(arena, kind="lamb")
+    ops.lamb(fused, half_copy=halves, ema=True)
+    ops.lamb(apart)
+    unfused_rest(apart, halves)
     np.testing.assert_array_equal(host_bytes(fused), host_bytes(apart))
 
 
@@ -198,6 +220,50 @@ def test_several_steps_and_own_work_in_one_capture(device):
     graph.replay()
     assert float(arena.download("one.weight")[0]) == -3.0
     assert arena.scalars.step == 6 and seen
+
+
+def big_plan(name, half):
+    """Return a plan of 10 million parameters over several kinds, awkwardly sized."""
+    plan = MemoryPlan(PlanConfig(name, half=half, ema=True))
+    shapes = (("fc_bias", 1001), ("fc_weight", 4_000_001), ("first_conv", 999), ("deep_conv", 129))
+    for k, (kind, n) in enumerate((*shapes, ("deep_conv", 6_000_000))):
+        plan.parameter(f"t{k}", kind, (n,))
+    return plan.finalize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("half", [None, "fp16", "bf16"])
+@pytest.mark.parametrize("name", [*PLANNED, "lamb"])
+def test_ten_million_fused_equals_unfused_equals_twin(name, half):
+    """Two steps at size, groups and a frozen tensor in it: fused, op by op, and by the twins."""
+    import cupy
+
+    plan, halves = big_plan(name, half), half is not None
+    arenas = [Arena(plan), Arena(plan), Arena(plan, device="cpu")]
+    fill_random(arenas[2], 3)
+    for arena in arenas[:2]:
+        arena.memory[...] = cupy.asarray(arenas[2].memory)
+    options = {"lr": 0.01, "weight_decay": 0.1, "ema_decay": 0.9, "loss_scale": 64.0}
+    steps = [OptimizerStep(a, clip_norm=1e6, scaling=False, **options) for a in arenas]
+    apart = OptimizerStep(arenas[1], clip_norm=1e6, scaling=False, clear_grad=False)
+    for arena in arenas:
+        groups = Groups(arena)
+        groups.add("fast", ["t1", "t3"], lr=4.0, weight_decay=0.5)
+        groups.freeze("t2")
+        if halves:
+            ops.cast_fp32_to_fp16(arena)
+    plain = {"half_grad": halves} if name != "lamb" else {}
+    launches = [*apart.launches[:-1], REGISTRY[name].bind(arenas[1], **plain)]
+    twins = by_twins(steps[2])
+    for _ in range(2):
+        for launch in launches:
+            launch()
+        unfused_rest(arenas[1], halves)
+        steps[0](), twins()
+    fused, unfused, twin = map(host_bytes, arenas)
+    assert arenas[0].scalars.step == 2
+    np.testing.assert_array_equal(fused, unfused)
+    np.testing.assert_array_equal(fused, twin)
 
 
 @pytest.mark.gpu

@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench import amp, launches, plot, rates, rows, steps, sweeps
+from bench import amp, launches, plot, rates, ratios, rows, steps, sweeps
 from plan import PlanConfig
 from plan.models import MODELS, mlp, plan_model
 from rangeops import REGISTRY, Arena
@@ -58,8 +58,11 @@ def timings(quick: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
     if on_gpu:
         for model in ("resnet50",) if quick else ("resnet50", "vgg16_bn", "gpt2"):
             yield from amp.amp_steps(model)
+        for model in ("resnet50",) if quick else ("resnet50", "gpt2"):
+            yield from ratios.ratio_steps(model)
         if not quick:
             yield from sweeps.tensor_sweep()
+            yield from ratios.ratio_sweep(sweeps.COUNTS, sweeps.specs_of)
             yield from sweeps.size_sweep()
         yield from rates.op_rates(rates.ELEMENTS >> (4 if quick else 0))
         yield from launches.host_costs()
@@ -80,7 +83,9 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="smaller models, shorter runs")
     parser.add_argument("--save", action="store_true", help="append the rows to bench/results")
     parser.add_argument("--results", type=Path, default=rows.RESULTS, help="folder of the rows")
-    parser.add_argument("--plot", type=Path, help="write a picture of the steps to this file")
+    parser.add_argument(
+        "--plot", type=Path, help="write a picture of steps and sweeps to this file"
+    )
     parser.add_argument("--models", nargs="*", choices=sorted(MODELS), help=argparse.SUPPRESS)
     options = parser.parse_args()
     on_gpu = gpu_count() > 0
@@ -96,7 +101,7 @@ def main() -> int:
     if options.save:
         print(f"\nrows appended to {rows.save(found, options.results)}")
     if options.plot:
-        plot.steps(found, options.plot)
+        plot.draw(found, options.plot)
     return int(wrong > 0)
 
 

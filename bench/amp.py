@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from bench import peers, timing
+from bench.fill import fill
 from bench.rows import row
 from bench.steps import copy_rate
 from plan import PlanConfig
@@ -14,22 +16,6 @@ from rangeops import Arena, OptimizerStep, ops
 
 EMA_DECAY, SCALE = 0.999, 1024.0
 BYTES = 40
-
-
-def fill(arena: Arena) -> None:
-    """Fill weights, moments, EMA and half gradients with fresh finite values on the GPU."""
-    import cupy
-
-    assert arena.plan is not None
-    generator = cupy.random.default_rng(0)
-    for series in "WGMVE":
-        span = arena.plan.series_range(series)
-        view = arena.view(span, "f4")
-        view[...] = generator.standard_normal(view.size, dtype=cupy.float32)
-        if series == "V":
-            cupy.abs(view, out=view)
-    half = arena.view(arena.plan.series_range("G", "weight", half=True), "f2")
-    half[...] = generator.standard_normal(half.size, dtype=cupy.float32).astype(cupy.float16)
 
 
 def unfused(arena: Arena) -> Callable[[], None]:
@@ -119,6 +105,72 @@ def torch_foreach(specs: list[ParameterSpec]) -> Callable[[], None]:
     return step
 
 
+_CUPY_STEP = """
+float grad = float(g) * inv;
+m += omb1 * (grad - m);
+v += omb2 * (grad * grad - v);
+p = p * keep - size * (m / (sqrtf(v) * isb2 + eps));
+e += d * (p - e);
+a = float16(p);
+g = float16(0.0f);
+"""
+
+
+def cupy_elementwise(specs: list[ParameterSpec]) -> Callable[[], None]:
+    """Return the step on flat CuPy arrays: a finite check, then one ElementwiseKernel."""
+    import cupy
+
+    n = peers.parameters(specs)
+    generator = cupy.random.default_rng(0)
+    p, e, v, m = (generator.standard_normal(n, dtype=cupy.float32) for _ in range(4))
+    cupy.abs(v, out=v)
+    g = generator.standard_normal(n, dtype=cupy.float32).astype(cupy.float16)
+    a = p.astype(cupy.float16)
+    scalars = ("inv", "omb1", "omb2", "keep", "size", "isb2", "eps", "d")
+    update = cupy.ElementwiseKernel(
+        ", ".join(f"float32 {name}" for name in scalars),
+        "float32 p, float32 m, float32 v, float32 e, float16 a, float16 g",
+        _CUPY_STEP,
+        "adamw_step",
+    )
+    values = (1 / SCALE, 1 - peers.BETA1, 1 - peers.BETA2, 1.0, peers.LR, 1.0, peers.EPS, 1e-3)
+
+    def step() -> None:
+        cupy.isfinite(g).all()
+        update(*(cupy.float32(x) for x in values), p, m, v, e, a, g)
+
+    return step
+
+
+def optax_step(specs: list[ParameterSpec]) -> Any:
+    """Return optax's jitted FP32 AdamW over a list of arrays, or None without JAX on a GPU."""
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    try:
+        import jax
+        import optax
+    except ImportError:
+        return None
+    if jax.default_backend() != "gpu":
+        return None
+    keys = jax.random.split(jax.random.PRNGKey(0), 2 * len(specs))
+    params = [jax.random.normal(k, s.shape) for k, s in zip(keys, specs, strict=False)]
+    grads = [jax.random.normal(k, s.shape) for k, s in zip(keys[len(specs) :], specs, strict=True)]
+    optimizer = optax.adamw(peers.LR, weight_decay=peers.DECAY)
+    state = optimizer.init(params)
+
+    def update(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    jitted = jax.jit(update, donate_argnums=(0, 1))
+    box = [params, state]
+
+    def step() -> None:
+        box[:] = jitted(*box, grads)
+
+    return step, lambda: jax.block_until_ready(box)
+
+
 def amp_steps(model: str) -> Iterator[dict[str, Any]]:
     """Time one model's mixed-precision step: fused in a graph and eager, unfused, torch's ways."""
     import cupy
@@ -147,6 +199,17 @@ def amp_steps(model: str) -> Iterator[dict[str, Any]]:
     yield line("rangeops, graph", replay, step.nbytes, host_us=host[0])
     yield line("rangeops, eager", eager, step.nbytes, host_us=host[1])
     yield line("rangeops, six unfused ops", apart, None)
+    clipped = OptimizerStep(arena, clip_norm=1.0)
+    cupy.cuda.Device().synchronize()
+    with stream:
+        taken = timing.gpu(clipped.capture().replay, stream)
+    yield line("rangeops with global-norm clip, graph", taken, clipped.nbytes)
+    with stream:
+        taken = timing.steady(cupy_elementwise(specs), stream.synchronize)
+    yield line("CuPy ElementwiseKernel on flat arrays", taken, None)
+    optax = optax_step(specs)
+    if optax is not None:
+        yield line("optax adamw, jitted (FP32: no check, EMA, half)", timing.steady(*optax), None)
     if not peers.have_torch():
         return
     import torch

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench import timing
+from bench.fill import fill
 from bench.rows import row
 from bench.steps import copy_rate
 from plan import MemoryPlan, PlanConfig, Region
@@ -32,16 +33,7 @@ def op_rates(elements: int = ELEMENTS) -> Iterator[dict[str, Any]]:
     plan = MemoryPlan(PlanConfig("adamw", half="fp16", ema=True))
     plan.parameter("w", "fc_weight", (elements,))
     arena = Arena(plan.finalize())
-    generator = cupy.random.default_rng(0)
-    for series in "WEGMV":
-        view = arena.view(plan.series_range(series), "f4")
-        for lo in range(0, view.size, 1 << 26):
-            part = view[lo : lo + (1 << 26)]
-            part[...] = generator.standard_normal(part.size, dtype=cupy.float32)
-            if series == "V":
-                cupy.abs(part, out=part)
-    half = arena.view(plan.series_range("G", half=True), "f2")
-    half[...] = arena.view(plan.series_range("G"), "f4").astype(cupy.float16)
+    fill(arena)
     arena.scalars.set(weight_decay=0.01, clip_value=2.0)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()

@@ -17,7 +17,17 @@ from bench.timing import Timing
 from rangeops.stream import gpu_count
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("numpy", "numba", "numba-cuda", "cuda-core", "cupy-cuda13x", "cupy-cuda12x", "torch")
+_PACKAGES = (
+    "numpy",
+    "numba",
+    "numba-cuda",
+    "cuda-core",
+    "cupy-cuda13x",
+    "cupy-cuda12x",
+    "torch",
+    "jax",
+    "optax",
+)
 
 
 @cache
@@ -130,6 +140,10 @@ TOPICS: dict[str, tuple[str, dict[str, str]]] = {
     "amp-step": (
         "Mixed-precision step (check, unscale, AdamW, EMA, half copy, clear) on the GPU",
         _STEP | {"host_us": "host us"},
+    ),
+    "ratio-step": (
+        "LARS and LAMB (FP32) on the GPU; the floor is their bytes at the copy rate",
+        _STEP | {"floor_ms": "floor ms"},
     ),
     "tensor-sweep": ("25.6 M parameters in n tensors", {**_STEP, "case": "tensors"}),
     "size-sweep": ("AdamW (FP32) against size", {**_STEP, "case": "parameters"}),

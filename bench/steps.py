@@ -6,28 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench import peers, timing
+from bench.fill import fill
 from bench.rows import row
 from plan import PlanConfig
 from plan.models import MODELS, plan_model
 from rangeops import Arena, ops
-from rangeops.verify import fill_random
 
 
 def prepared(arena: Arena) -> Any:
     """Fill the arena and return (begin_step, adamw) bound to it."""
-    if arena.on_gpu:
-        import cupy
-
-        generator = cupy.random.default_rng(0)
-        assert arena.plan is not None
-        for series in "WGMV":
-            span = arena.plan.series_range(series)
-            view = arena.view(span, "f4")
-            view[...] = generator.standard_normal(view.size, dtype=cupy.float32)
-            if series == "V":
-                cupy.abs(view, out=view)
-    else:
-        fill_random(arena)
+    fill(arena)
     arena.scalars.set(
         lr=peers.LR, beta1=peers.BETA1, beta2=peers.BETA2, eps=peers.EPS, weight_decay=peers.DECAY
     )

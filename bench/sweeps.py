@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench import amp, peers, timing
+from bench.fill import fill
 from bench.rows import row
 from bench.steps import copy_rate, prepared
 from plan import PlanConfig
@@ -18,7 +19,7 @@ TORCH_COUNTS = (10, 100, 1_000, 10_000)
 SIZES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 
 
-def _specs(count: int) -> list[ParameterSpec]:
+def specs_of(count: int) -> list[ParameterSpec]:
     """Return ``count`` tensors that fill their slots, so that the bytes do not depend on it."""
     numel = PARAMETERS // count // 128 * 128 - 8
     return [ParameterSpec(f"t{k}", "fc_weight", (numel,)) for k in range(count)]
@@ -30,9 +31,9 @@ def tensor_sweep() -> Iterator[dict[str, Any]]:
 
     stream = cupy.cuda.Stream(non_blocking=True)
     for count in COUNTS:
-        specs = _specs(count)
+        specs = specs_of(count)
         arena = Arena(plan_model(specs, PlanConfig("adamw", half="fp16", ema=True)))
-        amp.fill(arena)
+        fill(arena)
         step = OptimizerStep(arena, lr=peers.LR, loss_scale=amp.SCALE)
         cupy.cuda.Device().synchronize()
         with stream:
@@ -41,7 +42,7 @@ def tensor_sweep() -> Iterator[dict[str, Any]]:
     for count in TORCH_COUNTS if peers.have_torch() else ():
         import torch
 
-        step_ = peers.torch_adamw(_specs(count), "cuda", fused=True)
+        step_ = peers.torch_adamw(specs_of(count), "cuda", fused=True)
         eager = timing.steady(step_, torch.cuda.synchronize, 0.3)
         yield row("tensor-sweep", f"{count}", "torch fused AdamW (FP32), eager", eager)
 

@@ -1,11 +1,12 @@
 """Binding + stream -> BoundLaunch: the grid rule, the compiled kernel, the call.
 
-Binding has done all the thinking, so launching is one call of ``cuda.core.launch`` with plain
-ints (or of the compiled loop on the CPU).
+Binding has done all the thinking, so launching is one driver call with packed arguments (or one
+call of the compiled loop on the CPU).
 """
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from collections import OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
@@ -15,7 +16,7 @@ import numpy as np
 
 from plan import GRANULE
 from rangeops import binding, build, coefficients, scalars
-from rangeops.stream import current_reader, handle_of, native
+from rangeops.stream import LEGACY, current_reader, handle_of
 
 if TYPE_CHECKING:
     from rangeops.op import Kernel, RangeOp
@@ -148,28 +149,39 @@ class BoundLaunch:
 
 
 class GpuLaunch(BoundLaunch):
-    """A launch on a GPU: one call of ``cuda.core.launch`` with plain ints."""
+    """A launch on a GPU: one driver call with arguments that were packed when it was bound."""
 
     def _prepare(self, kernel: Kernel, flags: build.Flags) -> None:
-        from cuda.core import LaunchConfig, launch
+        from cuda.bindings import driver
+
+        device = self.binding.arena.device_id
+        self._current = current_reader(device, self.binding.arena.framework)
+        self._kernel = build.gpu_kernel(kernel, flags, device)
+        function = driver.CUfunction(int(self._kernel.handle))
+        arguments = [*self._pointers(), *self.integers]
+        self._values = (ctypes.c_int64 * len(arguments))(*arguments)
+        first = ctypes.addressof(self._values)
+        self._places = (ctypes.c_void_p * len(arguments))(
+            *range(first, first + 8 * len(arguments), 8)
+        )
+        blocks = max(1, grid(self.threads, kernel.per_thread, THREADS))
+        shape = (function, blocks, 1, 1, THREADS, 1, 1, 0)
+        places = ctypes.addressof(self._places)
+
+        def launch(handle: int) -> None:
+            (error,) = driver.cuLaunchKernel(*shape, handle or LEGACY, places, 0)
+            if error:
+                raise RuntimeError(
+                    f"{kernel.name}: the driver refused the launch with {error.name}, expected "
+                    "none; is the stream one of the arena's device?"
+                )
 
         self._launch = launch
-        self._device = self.binding.arena.device_id
-        self._current = current_reader(self._device, self.binding.arena.framework)
-        self._streams: dict[int, Any] = {}
-        self._kernel = build.gpu_kernel(kernel, flags, self._device)
-        blocks = max(1, grid(self.threads, kernel.per_thread, THREADS))
-        self._config = LaunchConfig(grid=blocks, block=THREADS)
-        self._arguments = [*self._pointers(), *self.integers]
 
     def __call__(self, stream: Any = None) -> None:
         """Launch on ``stream``; see ``BoundLaunch``."""
         if self.count:
-            handle = self._current() if stream is None else handle_of(stream)
-            on = self._streams.get(handle)
-            if on is None:
-                on = self._streams[handle] = native(handle, self._device)
-            self._launch(on, self._config, self._kernel, *self._arguments)
+            self._launch(self._current() if stream is None else handle_of(stream))
 
 
 class SimulatedLaunch(BoundLaunch):

@@ -47,14 +47,6 @@ def handle_of(stream: Any) -> int:
     )
 
 
-@cache
-def native(handle: int, device_id: int) -> Any:
-    """Return the cuda.core stream of a raw handle, made once: converting costs microseconds."""
-    from cuda.core import Stream
-
-    return Stream.from_handle(handle or LEGACY)
-
-
 def current_reader(device_id: int, framework: str) -> Callable[[], int]:
     """Return a function that gives the handle of the stream the framework works on now."""
     if framework == "torch":

@@ -29,7 +29,8 @@ def walk(x: Any, term: Any) -> Any:
     """Return ``lane(state, i, count)``: one lane's sum over the granules of a chunk.
 
     ``term(state, i)`` returns the four lanes' float64 terms of the elements i .. i+3.  A full
-    chunk is a loop of known length, so that its loads are issued together.
+    chunk is a loop of known length, and a short one takes four granules at a time, the last one
+    again for those that do not exist, so that loads are issued together.
     """
     int64, float64 = x.int64, x.float64
     term = x.device(term)
@@ -41,9 +42,11 @@ def walk(x: Any, term: Any) -> Any:
                 t = term(state, i + int64(r * GRANULE))
                 total = total + ((t[0] + t[1]) + (t[2] + t[3]))
         else:
-            for r in range(count):
-                t = term(state, i + int64(r * GRANULE))
-                total = total + ((t[0] + t[1]) + (t[2] + t[3]))
+            for r in range(0, count, 4):
+                for n in range(4):
+                    t = term(state, i + min(int64(r + n), count - 1) * int64(GRANULE))
+                    value = (t[0] + t[1]) + (t[2] + t[3])
+                    total = total + (value if r + n < count else float64(0))
         return total
 
     return x.device(lane)
@@ -72,6 +75,8 @@ def fold_gpu(x: Any, combine: Any, across: Any) -> Any:
     combine = x.device(combine)
 
     def fold(values, a, b):
+        if b - a == 1:
+            return values[a]  # what the tree gives, without it
         start = a + (thread() & int64(LANES - 1))
         total = float64(0)
         for r in range(FOLD_CHUNKS // LANES):

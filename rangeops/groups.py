@@ -118,6 +118,11 @@ class Groups:
         return self._names[max(index, -1 - index)]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the groups in order of their rows."""
+        return tuple(self._names)
+
+    @property
     def skipped(self) -> tuple[str, ...]:
         """Names of the frozen tensors."""
         return tuple(t.name for t, g in zip(self._tensors, self._group_of, strict=True) if g < 0)

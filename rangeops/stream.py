@@ -50,9 +50,9 @@ def handle_of(stream: Any) -> int:
 def current_reader(device_id: int, framework: str) -> Callable[[], int]:
     """Return a function that gives the handle of the stream the framework works on now."""
     if framework == "torch":
-        from rangeops import torch
-
-        return lambda: torch.current_stream_handle(device_id)
+        # A torch tensor came in, so torch is loaded; only its adapter imports it.
+        current = sys.modules["torch"].cuda.current_stream
+        return lambda: int(current(device_id).cuda_stream)
     from cupy.cuda import get_current_stream
 
     return lambda: get_current_stream().ptr

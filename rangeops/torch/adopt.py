@@ -1,0 +1,286 @@
+"""adopt: plan a torch module's parameters, move them into an arena, make them views of it.
+
+Classes by module type: the first convolution is ``first_conv``, others ``deep_conv``; linear and
+embedding weights ``fc_weight``; norm weights ``bn_weight`` and biases ``bn_bias``; other biases
+``fc_bias``; ``kinds`` overrides by name pattern.  Tied parameters lie there once, memory order
+(channels-last) is kept, frozen parameters are adopted and skipped, buffers are not touched.
+
+With ``half`` the weights that the module computes with are half copies of FP32 masters, and their
+gradients are half; biases and norms stay FP32, so run the forward pass under ``torch.autocast``.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from plan import MemoryPlan, Parameter, PlanConfig, PlanError
+from rangeops import ops
+from rangeops.arena import Arena
+
+_CONVOLUTIONS = nn.modules.conv._ConvNd
+_NORMS: tuple[type[nn.Module], ...] = (
+    nn.modules.batchnorm._BatchNorm,
+    nn.GroupNorm,
+    nn.LayerNorm,
+    nn.RMSNorm,
+)
+_WHOLE = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
+
+_adopted: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
+"""Parameter id -> what adopted it, for the optimizers."""
+
+
+def kind_of(module: nn.Module, name: str, param: torch.Tensor, first_conv: bool) -> str:
+    """Return the plan's kind of a parameter from the module that owns it."""
+    bias = name.endswith("bias")
+    if isinstance(module, _NORMS):
+        return "bn_bias" if bias else "bn_weight"
+    if bias:
+        return "fc_bias"
+    if isinstance(module, _CONVOLUTIONS):
+        return "first_conv" if first_conv else "deep_conv"
+    if isinstance(module, _WHOLE) or param.dim() > 1:
+        return "fc_weight"
+    return "bn_weight"
+
+
+def memory_order(param: torch.Tensor) -> tuple[int, ...]:
+    """Return the dimensions of a dense tensor from the slowest to the fastest in memory."""
+    strides = param.stride()
+    order = sorted(range(param.dim()), key=lambda d: (-strides[d], d))
+    dense = param.permute(order).is_contiguous()
+    return tuple(order) if dense else tuple(range(param.dim()))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One adopted parameter: its names in the module, its place in the plan, its views."""
+
+    name: str
+    owner: nn.Module
+    key: str
+    param: nn.Parameter
+    planned: Parameter
+    order: tuple[int, ...]
+    dtype: torch.dtype
+    weight: torch.Tensor
+    data: torch.Tensor
+    grad: torch.Tensor | None
+
+
+class Adopted:
+    """A module whose parameters lie in an arena; made by ``adopt``.
+
+    Attributes:
+        module: the module.
+        arena: the arena; its memory is a torch tensor on the module's device.
+        slots: the adopted parameters in the module's order.
+
+    """
+
+    def __init__(self, module: nn.Module, config: PlanConfig, kinds: Mapping[str, str]) -> None:
+        named = list(_parameters(module))
+        devices = {p.device for _, _, _, p in named}
+        if not named or len(devices) != 1:
+            raise PlanError(
+                f"adopt: got {len(named)} parameters on {len(devices)} devices, expected some on "
+                "one; move the module to its device first"
+            )
+        plan = MemoryPlan(config)
+        planned, first_conv = [], True
+        for owner, key, name, param in named:
+            if param.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+                raise PlanError(f"adopt: {name} got {param.dtype}, expected a float32 parameter")
+            kind = kind_of(owner, key, param, first_conv)
+            first_conv = first_conv and kind != "first_conv"
+            kind = next((k for p, k in kinds.items() if fnmatch.fnmatchcase(name, p)), kind)
+            shape = tuple(param.shape[d] for d in memory_order(param))
+            wide = shape if 0 < len(shape) <= 4 else (param.numel(),)
+            planned.append(plan.parameter(name, kind, wide))
+        plan.finalize()
+        device = devices.pop()
+        self.module = module
+        self._storage = torch.zeros(plan.total_bytes, dtype=torch.uint8, device=device)
+        self.arena = Arena(plan, buffer=self._storage)
+        self.slots = [self._attach(*n, p) for n, p in zip(named, planned, strict=True)]
+        self._hooks: list[Any] = []
+        cut_loose = partial(self._cut_loose)  # torch marks its hooks, which a method refuses
+        for part in module.modules():
+            self._hooks.append(part.register_state_dict_post_hook(cut_loose))
+            self._hooks.append(part.register_load_state_dict_pre_hook(self._take_masters))
+            self._hooks.append(part.register_load_state_dict_post_hook(self._loaded))
+        for slot in self.slots:
+            _adopted[id(slot.param)] = self
+        if config.ema:
+            self.restart_ema()
+
+    def view(self, tensor: Any, slot_order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """Return the torch view of a planned tensor in the shape and strides of ``like``."""
+        types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        raw = self._storage[tensor.offset : tensor.offset + tensor.nbytes]
+        flat = raw.view(types[tensor.dtype.label])
+        back = sorted(range(len(slot_order)), key=slot_order.__getitem__)
+        return flat.view([like.shape[d] for d in slot_order]).permute(back)
+
+    def _attach(
+        self, owner: nn.Module, key: str, name: str, param: nn.Parameter, planned: Parameter
+    ) -> Slot:
+        order, dtype, old = memory_order(param), param.dtype, param.detach()
+        weight = self.view(planned.weight, order, old)
+        weight.copy_(old)
+        half = planned.half_copy
+        data = weight if half is None else self.view(half, order, old)
+        if half is not None:
+            data.copy_(old)
+        gradient = planned.half_gradient or planned.gradient
+        grad = None if gradient is None else self.view(gradient, order, old)
+        if grad is not None and param.grad is not None:
+            grad.copy_(param.grad)
+        param.grad = None
+        param.data = data
+        if param.requires_grad:
+            param.grad = grad
+        return Slot(name, owner, key, param, planned, order, dtype, weight, data, grad)
+
+    # Checkpoints: logical tensors, never the arena behind them
+
+    def _own(self, part: nn.Module, prefix: str) -> Iterator[tuple[str, Slot]]:
+        tied = {id(slot.param): slot for slot in self.slots}
+        for key, param in part._parameters.items():
+            if id(param) in tied:
+                yield prefix + key, tied[id(param)]
+
+    def _cut_loose(self, part: nn.Module, state: Any, prefix: str, _: Any) -> None:
+        """Give a state dict its own copies; views would drag the whole arena along."""
+        for key, _slot in self._own(part, prefix):
+            if key in state:
+                state[key] = state[key].clone()
+
+    def _take_masters(self, part: nn.Module, state: Any, prefix: str, *_: Any) -> None:
+        """Load FP32 masters from what is loaded, before halves are rounded from it."""
+        with torch.no_grad():
+            for key, slot in self._own(part, prefix):
+                value = state.get(key)
+                if isinstance(value, torch.Tensor) and value.shape == slot.weight.shape:
+                    slot.weight.copy_(value)
+
+    def _loaded(self, part: nn.Module, _: Any) -> None:
+        """Start the EMA from loaded weights: an average of other weights would be no average."""
+        with torch.no_grad():
+            for _key, slot in self._own(part, ""):
+                if slot.planned.ema is not None:
+                    self.view(slot.planned.ema, slot.order, slot.param).copy_(slot.weight)
+
+    def refresh_masters(self) -> None:
+        """Take the module's present half weights as masters, after writing ``param.data``."""
+        with torch.no_grad():
+            for slot in self.slots:
+                if slot.data is not slot.weight:
+                    slot.weight.copy_(slot.data)
+
+    # EMA
+
+    def restart_ema(self) -> None:
+        """Set the averaged weights to the live ones."""
+        plan = self.arena.plan
+        assert plan is not None
+        ops.copy(self.arena, plan.series_range("E"), plan.series_range("W"))
+
+    @contextmanager
+    def averaged(self) -> Iterator[nn.Module]:
+        """Run the block with the averaged weights in the module; the live ones come back after."""
+        half = {"half_copy": True} if any(s.data is not s.weight for s in self.slots) else {}
+        ops.sema_switch(self.arena, swap=True, **half)
+        try:
+            yield self.module
+        finally:
+            ops.sema_switch(self.arena, swap=True, **half)
+
+    def zero_grad(self) -> None:
+        """Clear every gradient with one launch and keep the views."""
+        plan = self.arena.plan
+        assert plan is not None
+        for slot in self.slots:
+            if slot.param.requires_grad and slot.param.grad is not slot.grad:
+                slot.param.grad = slot.grad
+        ops.clear(self.arena, plan.series_range("G"))
+        if plan.config.half is not None:
+            ops.clear(self.arena, plan.series_range("G", "weight", half=True))
+
+    def release(self) -> None:
+        """Give the module ordinary tensors back, of its own dtypes; the arena is free to go."""
+        for hook in self._hooks:
+            hook.remove()
+        for slot in self.slots:
+            grad = slot.param.grad
+            slot.param.grad = None
+            slot.param.data = slot.weight.to(slot.dtype, copy=True)
+            if grad is not None:
+                slot.param.grad = grad.to(slot.dtype, copy=True)
+            _adopted.pop(id(slot.param), None)
+        self.slots = []
+
+
+def _parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
+    """Yield (owner, key, full name, parameter), each parameter once."""
+    seen: set[int] = set()
+    for prefix, owner in module.named_modules():
+        for key, param in owner._parameters.items():
+            if param is not None and id(param) not in seen:
+                seen.add(id(param))
+                yield owner, key, f"{prefix}.{key}" if prefix else key, param
+
+
+def adopt(
+    module: nn.Module,
+    optimizer: str = "adamw",
+    *,
+    half: str | None = None,
+    ema: bool = False,
+    kinds: Mapping[str, str] | None = None,
+) -> Adopted:
+    """Move a module's parameters into an arena and make them, and their gradients, views of it.
+
+    Args:
+        module: a module on one device, CPU or GPU, in float32 (or half, which ``half`` keeps).
+        optimizer: "sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb" or "lion": what
+            the arena keeps state for; "none" for inference.
+        half: "fp16" or "bf16": compute with half weights, keep FP32 masters.
+        ema: keep an exponential moving average of the weights.
+        kinds: name pattern -> kind, over what the module types say.
+
+    Raises:
+        PlanError: no parameters, several devices, another dtype, or adopted already.
+
+    """
+    for name, param in module.named_parameters():
+        if id(param) in _adopted:
+            raise PlanError(f"adopt: {name} lies in an arena already, release() that one first")
+    return Adopted(module, PlanConfig(optimizer, half=half, ema=ema), kinds or {})
+
+
+def adopter_of(params: list[torch.Tensor]) -> Adopted:
+    """Return what adopted these parameters.
+
+    Raises:
+        PlanError: nothing did, or several.
+
+    """
+    found = {id(a): a for a in (_adopted.get(id(p)) for p in params)}
+    if len(found) != 1 or None in found.values():
+        raise PlanError(
+            "optimizer: got parameters that no one arena holds, expected those of one adopted "
+            "module; call rangeops.torch.adopt(model, ...) first"
+        )
+    (adopter,) = found.values()
+    assert adopter is not None
+    return adopter

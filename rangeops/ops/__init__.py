@@ -5,13 +5,14 @@ from rangeops.ops.adam import adam, adamw
 from rangeops.ops.cast import cast_fp16_to_fp32, cast_fp32_to_fp16
 from rangeops.ops.ema import ema, sema_switch
 from rangeops.ops.finite import check_nan
+from rangeops.ops.fold import fold_norms, total_norm
 from rangeops.ops.gradients import accumulate_grad, unscale
 from rangeops.ops.lamb import lamb, lamb_moments
 from rangeops.ops.lars import lars
 from rangeops.ops.lion import lion
 from rangeops.ops.memory import clear, copy
 from rangeops.ops.metrics import accumulate_metrics, read_metrics
-from rangeops.ops.norms import fold_norms, grad_norm, read_norms, read_sums, total_norm
+from rangeops.ops.norms import grad_norm, read_norms, read_sums
 from rangeops.ops.ratio import trust_ratio
 from rangeops.ops.scaling import grad_scaling
 from rangeops.ops.sgd import momentum, nesterov, sgd

@@ -1,9 +1,7 @@
-"""grad_norm, fold_norms, total_norm: check and norms of all gradients in one read.
+"""grad_norm: check and norms of all gradients in one read.
 
     grad_norm     chunk sums of g*g (with weights=True also of p*p); found_inf where one is not
                   finite, and the granule of the first such element
-    fold_norms    fold sums, from which a tensor's norm is sqrt(its folds added in order)
-    total_norm    sums of 512 fold sums of the gradients, for the global norm
 
 The tree is that of ``rangeops.ops.reduce``.  A chunk's sum is float64, in which no finite float32
 overflows, so "the sum is not finite" is exactly "an element is not finite".  The sums are those of
@@ -20,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.baseline import FOLD_CHUNKS, GRANULE, SUM_ROWS, SUMS, int32_index
+from plan.baseline import GRANULE, SUMS, int32_index
 from rangeops.arena import Arena
 from rangeops.op import Kernel, arguments_of, range_op, read
 from rangeops.ops import reduce
@@ -162,138 +160,6 @@ grad_norm = range_op(
     flags={"half": (None, "fp16", "bf16"), "half_grad": (False, True), "weights": (False, True)},
     elementwise=False,
     valid=lambda flags: (flags["half"] is not None) == flags["half_grad"],
-)
-
-
-def _fold_gpu(x: Any, *, of: str) -> Any:
-    thread, int64 = x.thread, x.int64
-    row, quantities = SUMS[of]
-    summed = reduce.fold_gpu(x, reduce.add_rule, x.warp_sum)
-    largest = reduce.fold_gpu(x, reduce.max_rule, x.warp_max)
-
-    def fold(table, partials, sums, chunks, folds):
-        w = thread() >> int64(5)
-        if w >= folds:
-            return
-        a, b = int64(table[w]), int64(table[w + 1])
-        for q in range(quantities):
-            if quantities == 3 and q == 1:
-                total = largest(partials, a + q * chunks, b + q * chunks)
-            else:
-                total = summed(partials, a + q * chunks, b + q * chunks)
-            if (thread() & int64(31)) == 0:
-                sums[(row + q) * folds + w] = total
-
-    return fold
-
-
-def _fold_cpu(x: Any, *, of: str) -> Any:
-    row, quantities = SUMS[of]
-    summed = reduce.fold_cpu(x, reduce.add_rule)
-    largest = reduce.fold_cpu(x, reduce.max_rule)
-
-    def fold(table, partials, sums, chunks, folds, start, stop):
-        scratch = np.empty(reduce.LANES, np.float64)
-        for w in range(start, stop):
-            for q in range(quantities):
-                values = partials[q * chunks + table[w] : q * chunks + table[w + 1]]
-                if quantities == 3 and q == 1:
-                    sums[(row + q) * folds + w] = largest(values, scratch)
-                else:
-                    sums[(row + q) * folds + w] = summed(values, scratch)
-
-    return fold
-
-
-def _fold_twin(*, of: str) -> Any:
-    row, quantities = SUMS[of]
-
-    def twin(table, partials, sums, chunks, folds):
-        rows = sums.reshape(SUM_ROWS, folds)
-        with np.errstate(invalid="ignore"):
-            for q in range(quantities):
-                combine = np.maximum if quantities == 3 and q == 1 else np.add
-                part = partials[q * chunks : (q + 1) * chunks]
-                rows[row + q] = reduce.folds_twin(part, table, combine)
-
-    return twin
-
-
-fold_norms = range_op(
-    "fold_norms",
-    seed="(with the N_ regions)",
-    formula="fold sums of chunk sums, float64",
-    operands=(),
-    kernel=Kernel(
-        "fold_norms",
-        arguments_of((), "folds", "partials", "sums"),
-        ("chunks", "folds"),
-        _fold_gpu,
-        _fold_cpu,
-        _fold_twin,
-        per_thread=1,
-        count="folds",
-    ),
-    bytes_per_element=lambda flags: 0,
-    flags={"of": tuple(SUMS)},
-    elementwise=False,
-)
-
-
-def _total_gpu(x: Any) -> Any:
-    thread, int64 = x.thread, x.int64
-    summed = reduce.fold_gpu(x, reduce.add_rule, x.warp_sum)
-
-    def total(sums, totals, folds, count):
-        w = thread() >> int64(5)
-        if w >= count:
-            return
-        a = w * int64(FOLD_CHUNKS)
-        value = summed(sums, a, min(a + int64(FOLD_CHUNKS), folds))
-        if (thread() & int64(31)) == 0:
-            totals[w] = value
-
-    return total
-
-
-def _total_cpu(x: Any) -> Any:
-    summed = reduce.fold_cpu(x, reduce.add_rule)
-
-    def total(sums, totals, folds, count, start, stop):
-        scratch = np.empty(reduce.LANES, np.float64)
-        for w in range(start, stop):
-            a = w * FOLD_CHUNKS
-            totals[w] = summed(sums[a : min(a + FOLD_CHUNKS, folds)], scratch)
-
-    return total
-
-
-def _total_twin() -> Any:
-    def twin(sums, totals, folds, count):
-        borders = np.append(np.arange(0, folds, FOLD_CHUNKS), folds)
-        with np.errstate(invalid="ignore"):
-            totals[:] = reduce.folds_twin(sums[:folds], borders)
-
-    return twin
-
-
-total_norm = range_op(
-    "total_norm",
-    seed="(global norm)",
-    formula="sums of 512 fold sums, float64",
-    operands=(),
-    kernel=Kernel(
-        "total_norm",
-        arguments_of((), "sums", "totals"),
-        ("folds", "totals"),
-        _total_gpu,
-        _total_cpu,
-        _total_twin,
-        per_thread=1,
-        count="totals",
-    ),
-    bytes_per_element=lambda flags: 0,
-    elementwise=False,
 )
 
 

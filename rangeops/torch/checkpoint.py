@@ -14,7 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     from rangeops.torch.adopt import Adopted, Slot
-    from rangeops.torch.optim import RangeOptimizer
+    from rangeops.torch.base import RangeOptimizer
 
 OWN = "rangeops"
 
@@ -43,7 +43,7 @@ def save(optimizer: RangeOptimizer) -> dict[str, Any]:
         groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": indices})
     for k, slot in enumerate(optimizer._slots):
         found = views(adopted, slot, optimizer.state_names)
-        if step and found:
+        if step and found and slot.param.requires_grad:
             state[k] = {name: view.clone() for name, view in found.items()}
             if "exp_avg_sq" in found:
                 state[k]["step"] = torch.tensor(float(step))

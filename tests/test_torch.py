@@ -18,6 +18,7 @@ from plan import PlanError  # noqa: E402
 from tests.conftest import HAVE_GPU  # noqa: E402
 
 WHERE = "cuda" if HAVE_GPU else "cpu"
+torch.set_num_threads(1)  # several test processes share the cores, and torch's threads spin
 
 
 class Tied(nn.Module):

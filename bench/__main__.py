@@ -15,7 +15,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from bench import amp, launches, plot, rates, ratios, rows, steps, sweeps
+from bench import amp, launches, peers, plot, rates, ratios, rows, steps, sweeps, trainer
 from plan import PlanConfig
 from plan.models import MODELS, mlp, plan_model
 from rangeops import REGISTRY, Arena
@@ -60,6 +60,8 @@ def timings(quick: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
             yield from amp.amp_steps(model)
         for model in ("resnet50",) if quick else ("resnet50", "gpt2"):
             yield from ratios.ratio_steps(model)
+        for model in ("resnet50", "gpt2") if peers.have_torch() and not quick else ():
+            yield from trainer.trainer_steps(model)
         if not quick:
             yield from sweeps.tensor_sweep()
             yield from ratios.ratio_sweep(sweeps.COUNTS, sweeps.specs_of)

@@ -1,0 +1,85 @@
+"""A torch training step over the adapter's AdamW, beside torch's fused and foreach."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from bench import peers, timing
+from bench.rows import row
+
+WAYS = ("rangeops", "torch fused", "torch foreach")
+
+
+def _made(model: str, way: str) -> tuple[Callable[[], None], Any]:
+    """Return (whole training step, optimizer) of a model on random data under bf16 autocast."""
+    import torch
+    from torch.nn import functional
+
+    import rangeops.torch as ranged
+    from bench import nets
+
+    torch.manual_seed(0)
+    net = getattr(nets, model)().cuda()
+    if model == "resnet50":
+        net = net.to(memory_format=torch.channels_last)
+    x, y = nets.batch(model)
+    hyper: dict[str, Any] = {"lr": 1e-4, "weight_decay": peers.DECAY}
+    optimizer: Any
+    if way == "rangeops":
+        ranged.adopt(net, "adamw")
+        optimizer = ranged.AdamW(net.parameters(), clear_grad=True, **hyper)
+    else:
+        kind: dict[str, Any] = {"fused": True} if way == "torch fused" else {"foreach": True}
+        optimizer = torch.optim.AdamW(net.parameters(), capturable=True, **kind, **hyper)
+
+    def step() -> None:
+        # In a graph torch keeps its gradients, as its documentation on captured training says.
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = net(x)
+            loss = functional.cross_entropy(out.reshape(-1, out.shape[-1]), y)
+        loss.backward()
+        optimizer.step()
+
+    return step, optimizer
+
+
+def _events(call: Callable[[], Any], repeats: int = 20) -> timing.Timing:
+    """Time a call on torch's current stream by events, the host hidden behind a long kernel."""
+    import torch
+
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
+    torch.cuda.synchronize()
+    torch.cuda._sleep(200_000_000)
+    for event in events[:-1]:
+        event.record()
+        call()
+    events[-1].record()
+    torch.cuda.synchronize()
+    pairs = zip(events, events[1:], strict=False)
+    return timing.summary([a.elapsed_time(b) / 1e3 for a, b in pairs])
+
+
+def trainer_steps(model: str) -> Iterator[dict[str, Any]]:
+    """Time the optimizer alone (GPU and host) and the whole step, eager and in a graph."""
+    import torch
+
+    mine: dict[str, float] = {}
+    for way in WAYS:
+        step, optimizer = _made(model, way)
+        for _ in range(3):
+            step()
+        alone = _events(optimizer.step)
+        host = timing.host(optimizer.step, torch.cuda.synchronize, 40)
+        eager = timing.steady(step, torch.cuda.synchronize, 1.0)
+        graph = timing.steady(peers.torch_graph(step), torch.cuda.synchronize, 1.0)
+        timed = (("optimizer", alone), ("whole step, eager", eager), ("whole step, graph", graph))
+        for part, taken in timed:
+            mine.setdefault(part, taken.seconds)
+            more: dict[str, Any] = {"ratio": round(taken.seconds / mine[part], 3)}
+            if part == "optimizer":
+                more["host_us"] = round(1e6 * host.seconds, 1)
+            yield row("trainer", model, f"{way}: {part}", taken, **more)
+        del step, optimizer
+        torch.cuda.empty_cache()

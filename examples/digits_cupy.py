@@ -3,8 +3,9 @@
     python -m examples.digits_cupy                 on a GPU: the whole step is one CUDA graph
     python -m examples.digits_cupy --device cpu    the same lines under NumPy
 
-Forward and backward are matrix products into fixed buffers of the arena; the optimizer is AdamW
-over the whole model.  Data: scikit-learn's 1,797 digits, every fifth one kept for the test.
+Forward and backward are sums of products into fixed buffers of the arena; CuPy refuses cuBLAS
+while it captures, so on a GPU they are one reduction kernel.  The optimizer is AdamW over the
+whole model.  Data: scikit-learn's 1,797 digits, every fifth one kept for the test.
 """
 
 from __future__ import annotations
@@ -40,11 +41,30 @@ def planned() -> MemoryPlan:
     return plan.finalize()
 
 
+def numpy_kernels() -> tuple[Any, Any]:
+    """Return (product of two matrices, sum of rows) under NumPy."""
+    return np.matmul, lambda a, out: np.sum(a, axis=1, keepdims=True, out=out)
+
+
+def cupy_kernels() -> tuple[Any, Any]:
+    """Return the same as CuPy reductions, which a graph can hold."""
+    import cupy
+
+    dot = cupy.ReductionKernel("T x, T y", "T z", "x * y", "a + b", "z = a", "0", "dot")
+    total = cupy.ReductionKernel("T x", "T z", "x", "a + b", "z = a", "0", "total")
+
+    def product(a: Any, b: Any, out: Any) -> None:
+        dot(a[:, None, :], b.T[None, :, :], out, axis=2)
+
+    return product, lambda a, out: total(a, out.reshape(-1), axis=1)
+
+
 class Network:
     """Forward and backward of the MLP over an arena; every result goes to a planned buffer."""
 
     def __init__(self, arena: Arena, xp: Any) -> None:
         self.xp = xp
+        self.product, self.total = numpy_kernels() if xp is np else cupy_kernels()
         self.depth = len(WIDTHS) - 1
         names = range(self.depth)
         self.w = [arena[f"layers.{k}.weight"] for k in names]
@@ -63,7 +83,7 @@ class Network:
     def forward(self, x: Any, h: list[Any]) -> None:
         """Write the layers' outputs to ``h``; the last are the logits."""
         for k in range(self.depth):
-            self.xp.matmul(x, self.w[k].T, out=h[k])
+            self.product(x, self.w[k].T, out=h[k])
             self.xp.add(h[k], self.b[k], out=h[k])
             if k < self.depth - 1:
                 self.xp.maximum(h[k], 0.0, out=h[k])
@@ -74,19 +94,20 @@ class Network:
         xp, last = self.xp, self.depth - 1
         self.forward(self.x, self.h)
         d, row = self.d[last], self.row
-        xp.amax(self.h[last], axis=1, keepdims=True, out=row)
-        xp.subtract(self.h[last], row, out=d)
+        self.total(self.h[last], out=row)  # the logits' sum: its tenth, their mean, is taken off
+        xp.multiply(row, np.float32(-1 / WIDTHS[-1]), out=row)
+        xp.add(self.h[last], row, out=d)
         xp.exp(d, out=d)
-        xp.sum(d, axis=1, keepdims=True, out=row)
+        self.total(d, out=row)
         xp.divide(d, row, out=d)
         xp.subtract(d, self.target, out=d)
         xp.multiply(d, np.float32(1 / BATCH), out=d)
         for k in reversed(range(self.depth)):
             below = self.h[k - 1] if k else self.x
-            xp.matmul(self.d[k].T, below, out=self.gw[k])
-            xp.matmul(self.ones, self.d[k], out=self.gb[k])
+            self.product(self.d[k].T, below, out=self.gw[k])
+            self.product(self.ones, self.d[k], out=self.gb[k])
             if k:
-                xp.matmul(self.d[k], self.w[k], out=self.d[k - 1])
+                self.product(self.d[k], self.w[k], out=self.d[k - 1])
                 xp.sign(below, out=self.live[k - 1])  # 1 where the ReLU let it through, else 0
                 xp.multiply(self.d[k - 1], self.live[k - 1], out=self.d[k - 1])
 
@@ -106,7 +127,7 @@ def train(device: str, steps: int, quiet: bool = False) -> dict[str, float]:
     optimizer = OptimizerStep(arena, lr=3e-3, weight_decay=0.01, clear_grad=False)
     x, y = xp.asarray(images[~held]), xp.asarray(classes[~held])
     rng = np.random.default_rng(1)
-    network.step()  # CuPy and cuBLAS make what they need before the capture
+    network.step()  # CuPy compiles its kernels before the capture
     graph = optimizer.capture(before=[network.step])
     for k in tqdm(range(steps), desc="CuPy" if arena.on_gpu else "NumPy", disable=quiet):
         chosen = xp.asarray(rng.integers(0, len(x), BATCH))

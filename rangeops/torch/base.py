@@ -180,7 +180,6 @@ class RangeOptimizer(torch.optim.Optimizer):
 
     # Stepping
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Run one step on torch's current stream; returns the closure's loss, if there is one.
 
@@ -188,12 +187,24 @@ class RangeOptimizer(torch.optim.Optimizer):
             RuntimeError: the module left the arena; see ``adopt``.
 
         """
+        if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
+            return self._hooked(closure)
+        return self._plain(closure)
+
+    step.hooked = True  # type: ignore[attr-defined]
+    # Torch would wrap ``step`` in its profiler's record, which costs the host as much as all the
+    # rest; with step hooks registered it is wrapped still, since torch runs them there.
+
+    def _hooked(self, closure: Callable[[], Any] | None) -> Any:
+        run = torch.optim.Optimizer.profile_hook_step(RangeOptimizer._plain)
+        return run(self, closure)
+
+    def _plain(self, closure: Callable[[], Any] | None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._watch.verify()
-        missing, retrained = self._watch.gradients()
+        missing, retrained = self._watch.before_step()
         if retrained or missing != self._skipped:
             self._freeze(missing)
         self.sync()
@@ -225,6 +236,8 @@ class RangeOptimizer(torch.optim.Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear all gradients with one launch; the views stay, whatever ``set_to_none`` says."""
+        if self._watch.retrained():
+            self._freeze(frozenset())
         if not (self._clears and not self._skipped and self._watch.attached()):
             self._adopted.zero_grad()
 

@@ -26,6 +26,7 @@ class Watch:
         self._pointers = [s.data.data_ptr() for s in self._slots]
         self._owners = [s.owner._parameters for s in self._slots]
         self._keys = [s.key for s in self._slots]
+        self._looked = False
         self._look()
 
     def _look(self) -> None:
@@ -35,13 +36,23 @@ class Watch:
         self._grads = [s.grad for s in self._trained]
         self.untrained = frozenset(s.name for s in self._slots if not s.param.requires_grad)
 
-    def verify(self) -> None:
-        """Refuse a step on a module that has left the arena.
+    def before_step(self) -> tuple[frozenset[str], bool]:
+        """Refuse a module that has left the arena, and take gradients over that are no views.
+
+        Returns the names of parameters without a gradient, and whether other parameters are
+        trained than before.
 
         Raises:
             RuntimeError: a parameter was replaced, retyped, moved or given other memory.
 
         """
+        held = map(dict.get, self._owners, self._keys)
+        if not all(map(operator.is_, held, self._params)):
+            slot = next(s for s in self._slots if s.owner._parameters.get(s.key) is not s.param)
+            raise RuntimeError(
+                f"{self._name}: {slot.name} was replaced by another parameter since adopt(), "
+                "expected the adopted one; release() and adopt again"
+            )
         if list(map(torch.Tensor.data_ptr, self._params)) != self._pointers:
             pairs = zip(self._slots, self._pointers, strict=True)
             slot = next(s for s, at in pairs if s.param.data_ptr() != at)
@@ -50,29 +61,26 @@ class Watch:
                 f"{slot.param.device}) since adopt(), expected its view of the arena; adopt after "
                 "moving or casting a module, and write values with copy_()"
             )
-        held = map(dict.get, self._owners, self._keys)
-        if not all(map(operator.is_, held, self._params)):
-            slot = next(s for s in self._slots if s.owner._parameters.get(s.key) is not s.param)
-            raise RuntimeError(
-                f"{self._name}: {slot.name} was replaced by another parameter since adopt(), "
-                "expected the adopted one; release() and adopt again"
-            )
+        # zero_grad() has looked at requires_grad already, where it was called.
+        retrained = False if self._looked else self.retrained()
+        self._looked = False
+        if self.attached():
+            return frozenset(), retrained
+        retrained |= self.retrained()
+        self._looked = False
+        return frozenset(self._reattach()), retrained
 
     def attached(self) -> bool:
         """Return whether every gradient is its view of the arena."""
         return all(map(operator.is_, map(_gradient, self._trained_params), self._grads))
 
-    def gradients(self) -> tuple[frozenset[str], bool]:
-        """Take gradients over that are no views.
-
-        Returns the names of parameters without a gradient, and whether other parameters are
-        trained than before.
-        """
-        retrained = list(map(_trains, self._params)) != self._flags
-        if retrained:
-            self._look()
-        missing = frozenset() if self.attached() else frozenset(self._reattach())
-        return missing, retrained
+    def retrained(self) -> bool:
+        """Return whether ``requires_grad`` changed since the last look."""
+        self._looked = True
+        if list(map(_trains, self._params)) == self._flags:
+            return False
+        self._look()
+        return True
 
     @torch.no_grad()
     def _reattach(self) -> list[str]:

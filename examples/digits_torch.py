@@ -98,7 +98,7 @@ def train(
 
     run, losses = step, []
     if device == "cuda" and not peer:
-        start = [t.clone() for t in model.parameters()]
+        start = [t.detach().clone() for t in model.parameters()]
         state = optimizer.state_dict()
         run = captured(step)
         with torch.no_grad():  # the warm-up's steps are taken back

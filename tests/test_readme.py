@@ -5,16 +5,31 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
+
 from bench import readme
 
 TEXT = (Path(__file__).parent.parent / "README.md").read_text()
 
 
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
 def test_the_examples_run(capsys):
     names: dict[str, object] = {}
-    for block in re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL):
-        exec(compile(block, "README.md", "exec"), names)
+    for block in BLOCKS:
+        if "import torch" not in block:
+            exec(compile(block, "README.md", "exec"), names)
     assert capsys.readouterr().out.rstrip().endswith(" 3")
+
+
+def test_the_torch_example_runs():
+    pytest.importorskip("torch", reason="torch is not installed")
+    (block,) = (block for block in BLOCKS if "import torch" in block)
+    names: dict[str, object] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    status = names["optimizer"].status()  # type: ignore[attr-defined]
+    assert status.step == 3 and status.grad_norm > 0
 
 
 def test_the_tables_are_the_generated_ones():

@@ -40,11 +40,21 @@ def cases():
             few = on == 0 or on == sum(True in values for values in op.flags.values())
             for where in ("cuda", "cpu"):
                 if where == "cuda" or few:
-                    yield few, pytest.param(op, flags, where, id=f"{label(op, flags)}-{where}")
+                    # One process compiles a loop for all the tests of it.
+                    together = [pytest.mark.xdist_group(op.name)] if where == "cpu" else []
+                    name = f"{label(op, flags)}-{where}"
+                    yield few, pytest.param(op, flags, where, id=name, marks=together)
 
 
-CASES = [case for _, case in cases()]
-FEWER = [case for few, case in cases() if few or HAVE_GPU]
+def bf16(case):
+    return case.values[1].get("half") == "bf16"
+
+
+CASES = [case for few, case in cases() if few or HAVE_GPU or not bf16(case)]
+"""In the slow simulator, bf16 alone and with everything: its kernels differ from those of fp16 by
+the two conversions."""
+
+FEWER = [case for few, case in cases() if HAVE_GPU or (few and not bf16(case))]
 """In the slow simulator, each op alone and with everything it can fuse."""
 
 OBEYING = [c for c in FEWER if c.values[0].hyper and c.values[0].name != "check_nan"]

@@ -79,7 +79,7 @@ def gpt_batches():
 def digit_batches():
     images, labels, *_ = digits_torch.digits(WHERE)
     order = torch.Generator().manual_seed(5)
-    chosen = [torch.randint(0, len(labels), (32,), generator=order) for _ in range(STEPS)]
+    chosen = [torch.randint(0, len(labels), (16,), generator=order) for _ in range(STEPS)]
     return [(images[c.to(WHERE)], labels[c.to(WHERE)]) for c in chosen]
 
 

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = {
-    "halves": 0, "cuda": 1, "cpu": 1, "coefficients": 0, "scalars": 0, "stream": 1,
+    "halves": 0, "cuda": 1, "cpu": 1, "coefficients": 0, "scalars": 0, "pool": 0, "stream": 1,
     "buffer": 2, "arena": 3, "build": 2, "ranges": 4, "binding": 5, "launch": 6, "op": 7, "ops": 8,
     "graph": 9, "groups": 9, "verify": 9, "report": 9, "status": 4, "step": 10,
     "torch": 11,

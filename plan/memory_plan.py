@@ -14,13 +14,17 @@ from plan.announce import Announcer, Parameter
 from plan.baseline import (
     BLOCK_FLOATS,
     FOLD_CHUNKS,
+    FP32_SCALARS,
     GRANULE,
     GROUP_FLOATS,
+    INT32_SCALARS,
     MAX_GROUPS,
     PARTIALS,
     ROW_FLOATS,
     SCRATCH,
     SUM_ROWS,
+    fp32_index,
+    int32_index,
 )
 from plan.chunks import sizes_of
 from plan.config import PlanConfig
@@ -120,6 +124,19 @@ class MemoryPlan(Announcer):
         return self.range(
             series_region(series, kinds[0], half), series_region(series, kinds[-1], half)
         )
+
+    def scalar(self, name: str) -> tuple[int, str]:
+        """Return byte offset and type ("f4" or "i4") of a scalar.
+
+        Raises:
+            KeyError: no scalar is named so.
+
+        """
+        if name in FP32_SCALARS:
+            return self.range(Region.S_SCALAR_FP32).base_offset + 4 * fp32_index(name), "f4"
+        if name not in INT32_SCALARS:
+            raise KeyError(f"plan: no scalar is named {name!r}")
+        return self.range(Region.S_SCALAR_INT32).base_offset + 4 * int32_index(name), "i4"
 
     def tensors_in(self, first: Region, last: Region | None = None) -> tuple[DTensor, ...]:
         """Return the tensors of ``first..last`` in address order."""

@@ -7,21 +7,17 @@ one, which is for the work before it and for nothing enqueued later.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
-from plan import PlanError, Range, Region
-from plan.baseline import fp32_index, int32_index
+from plan import PlanError, Range
 from rangeops.arena import Arena
 from rangeops.stream import handle_of
 
 SLOTS = 4
 """Copies that may be under way at once; the fifth waits for the first."""
-
-_FP32 = ("loss_scale", "grad_norm")
-_INT32 = ("step", "skip_step", "skipped_steps", "growth_tracker", "floor_hits")
 
 
 @dataclass(frozen=True)
@@ -61,10 +57,7 @@ class Status:
     def __init__(self, arena: Arena) -> None:
         if arena.plan is None:
             raise PlanError("status: got an arena without a plan, expected Arena(plan); plan first")
-        fp32 = arena.plan.range(Region.S_SCALAR_FP32).base_offset
-        int32 = arena.plan.range(Region.S_SCALAR_INT32).base_offset
-        places = [(name, fp32 + 4 * fp32_index(name), "f4") for name in _FP32]
-        places += [(name, int32 + 4 * int32_index(name), "i4") for name in _INT32]
+        places = [(f.name, *arena.plan.scalar(f.name)) for f in fields(Snapshot)]
         first = min(offset for _, offset, _ in places)
         self._span = Range(first, max(offset for _, offset, _ in places) + 4 - first)
         self._places = [(name, offset - first, dtype) for name, offset, dtype in places]

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from plan import MemoryPlan, Parameter, PlanConfig, PlanError
+from plan import MemoryPlan, Parameter, PlanConfig, PlanError, Range
 from rangeops import ops
 from rangeops.arena import Arena
 
@@ -112,6 +112,7 @@ class Adopted:
         self._storage = torch.zeros(plan.total_bytes, dtype=torch.uint8, device=device)
         self.arena = Arena(plan, buffer=self._storage)
         self.slots = [self._attach(*n, p) for n, p in zip(named, planned, strict=True)]
+        self._clears = [ops.clear.bind(self.arena, span) for span in _gradients(plan)]
         self._hooks: list[Any] = []
         cut_loose = partial(self._cut_loose)  # torch marks its hooks, which a method refuses
         for part in module.modules():
@@ -123,7 +124,19 @@ class Adopted:
         if config.ema:
             self.restart_ema()
 
-    def view(self, tensor: Any, slot_order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+    def series(self, slot: Slot, name: str) -> torch.Tensor | None:
+        """Return the view of one tensor of a parameter ("m", "v", "ema"), None if it has none."""
+        tensor = getattr(slot.planned, name)
+        return None if tensor is None else self._view(tensor, slot.order, slot.param)
+
+    def scalar(self, name: str) -> torch.Tensor:
+        """Return the view, one element long, of a scalar of the arena."""
+        assert self.arena.plan is not None
+        offset, dtype = self.arena.plan.scalar(name)
+        kind = {"f4": torch.float32, "i4": torch.int32}[dtype]
+        return self._storage[offset : offset + 4].view(kind)
+
+    def _view(self, tensor: Any, slot_order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
         """Return the torch view of a planned tensor in the shape and strides of ``like``."""
         types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
         raw = self._storage[tensor.offset : tensor.offset + tensor.nbytes]
@@ -135,14 +148,14 @@ class Adopted:
         self, owner: nn.Module, key: str, name: str, param: nn.Parameter, planned: Parameter
     ) -> Slot:
         order, dtype, old = memory_order(param), param.dtype, param.detach()
-        weight = self.view(planned.weight, order, old)
+        weight = self._view(planned.weight, order, old)
         weight.copy_(old)
         half = planned.half_copy
-        data = weight if half is None else self.view(half, order, old)
+        data = weight if half is None else self._view(half, order, old)
         if half is not None:
             data.copy_(old)
         gradient = planned.half_gradient or planned.gradient
-        grad = None if gradient is None else self.view(gradient, order, old)
+        grad = None if gradient is None else self._view(gradient, order, old)
         if grad is not None and param.grad is not None:
             grad.copy_(param.grad)
         param.grad = None
@@ -177,8 +190,9 @@ class Adopted:
         """Start the EMA from loaded weights: an average of other weights would be no average."""
         with torch.no_grad():
             for _key, slot in self._own(part, ""):
-                if slot.planned.ema is not None:
-                    self.view(slot.planned.ema, slot.order, slot.param).copy_(slot.weight)
+                average = self.series(slot, "ema")
+                if average is not None:
+                    average.copy_(slot.weight)
 
     def refresh_masters(self) -> None:
         """Take the module's present half weights as masters, after writing ``param.data``."""
@@ -206,15 +220,12 @@ class Adopted:
             ops.sema_switch(self.arena, swap=True, **half)
 
     def zero_grad(self) -> None:
-        """Clear every gradient with one launch and keep the views."""
-        plan = self.arena.plan
-        assert plan is not None
+        """Clear every gradient and keep the views: one launch, with half weights two."""
         for slot in self.slots:
             if slot.param.requires_grad and slot.param.grad is not slot.grad:
                 slot.param.grad = slot.grad
-        ops.clear(self.arena, plan.series_range("G"))
-        if plan.config.half is not None:
-            ops.clear(self.arena, plan.series_range("G", "weight", half=True))
+        for clear in self._clears:
+            clear()
 
     def release(self) -> None:
         """Give the module ordinary tensors back, of its own dtypes; the arena is free to go."""
@@ -228,6 +239,13 @@ class Adopted:
                 slot.param.grad = grad.to(slot.dtype, copy=True)
             _adopted.pop(id(slot.param), None)
         self.slots = []
+
+
+def _gradients(plan: MemoryPlan) -> list[Range]:
+    """Return the ranges that autograd writes: all FP32, or FP32 of biases and norms and halves."""
+    if plan.config.half is None:
+        return [plan.series_range("G")]
+    return [plan.series_range("G", "bias"), plan.series_range("G", "weight", half=True)]
 
 
 def _parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:

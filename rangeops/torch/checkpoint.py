@@ -23,12 +23,8 @@ def views(
     adopted: Adopted, slot: Slot, names: tuple[tuple[str, str], ...]
 ) -> dict[str, torch.Tensor]:
     """Return the moments of one parameter, by torch's names, as views of the arena."""
-    out = {}
-    for name, series in names:
-        tensor = getattr(slot.planned, series)
-        if tensor is not None:
-            out[name] = adopted.view(tensor, slot.order, slot.param)
-    return out
+    found = {name: adopted.series(slot, series) for name, series in names}
+    return {name: view for name, view in found.items() if view is not None}
 
 
 def save(optimizer: RangeOptimizer) -> dict[str, Any]:
@@ -48,11 +44,8 @@ def save(optimizer: RangeOptimizer) -> dict[str, Any]:
             if "exp_avg_sq" in found:
                 state[k]["step"] = torch.tensor(float(step))
     own: dict[str, Any] = {"step": step, "loss_scale": scalars.loss_scale}
-    averaged = {
-        slot.name: adopted.view(slot.planned.ema, slot.order, slot.param).clone()
-        for slot in adopted.slots
-        if slot.planned.ema is not None
-    }
+    average = {slot.name: adopted.series(slot, "ema") for slot in adopted.slots}
+    averaged = {name: view.clone() for name, view in average.items() if view is not None}
     masters = {s.name: s.weight.clone() for s in adopted.slots if s.data is not s.weight}
     own |= {k: v for k, v in (("ema", averaged), ("masters", masters)) if v}
     return {"state": state, "param_groups": copy.deepcopy(groups), OWN: own}
@@ -70,10 +63,10 @@ def load(optimizer: RangeOptimizer, found: dict[str, Any]) -> None:
         )
     ids = [k for group in saved for k in group["params"]]
     own = found.get(OWN, {})
-    step = own.get("step", _step(name, [found["state"].get(k, {}) for k in ids]))
+    states = [found["state"].get(k, {}) for k in ids]
+    step = own["step"] if "step" in own else _step(name, states)
     writes = []
-    for k, slot in zip(ids, optimizer._slots, strict=True):
-        stored = found["state"].get(k, {})
+    for stored, slot in zip(states, optimizer._slots, strict=True):
         for key, view in views(optimizer._adopted, slot, optimizer.state_names).items():
             value = stored.get(key)
             if value is not None and value.shape != view.shape:
@@ -86,14 +79,14 @@ def load(optimizer: RangeOptimizer, found: dict[str, Any]) -> None:
         for view, value in writes:
             view.zero_() if value is None else view.copy_(value)
         for slot in optimizer._adopted.slots:
-            if slot.name in own.get("ema", {}) and slot.planned.ema is not None:
-                view = optimizer._adopted.view(slot.planned.ema, slot.order, slot.param)
-                view.copy_(own["ema"][slot.name])
+            average = optimizer._adopted.series(slot, "ema")
+            if slot.name in own.get("ema", {}) and average is not None:
+                average.copy_(own["ema"][slot.name])
             if slot.name in own.get("masters", {}):
                 slot.weight.copy_(own["masters"][slot.name])
     scalars = optimizer._adopted.arena.scalars
     scalars.set(step=step, found_inf=0, skip_step=0)
-    if optimizer._scaler and "loss_scale" in own:
+    if optimizer._scales and "loss_scale" in own:
         scalars.loss_scale = own["loss_scale"]
     for group, kept in zip(groups, saved, strict=True):
         group.update({k: v for k, v in kept.items() if k != "params"})

@@ -15,7 +15,8 @@ def fill(arena: Arena, seed: int = 0) -> None:
     Second moments are non-negative; every value is finite, so that no step is skipped.
     """
     if not arena.on_gpu:
-        return fill_random(arena, seed)
+        fill_random(arena, seed)
+        return
     import cupy
 
     assert arena.plan is not None
@@ -32,4 +33,3 @@ def fill(arena: Arena, seed: int = 0) -> None:
         for lo in range(0, half.size, PIECE):
             part = half[lo : lo + PIECE]
             part[...] = generator.standard_normal(part.size, dtype=cupy.float32)
-    return None

@@ -53,9 +53,11 @@ def split(counts: NDArray[np.int64], most: int) -> tuple[NDArray[np.int32], NDAr
     return np.append(first, counts.sum()).astype(np.int32), parts
 
 
-def chunks_of(weights: Sequence[DTensor]) -> Chunks:
-    """Return the tables of FP32 tensors; they serve every series, and the halves alike."""
-    counts = np.array([t.slot_bytes // (4 * GRANULE) for t in weights], np.int64)
-    granules, chunks = split(counts, CHUNK_GRANULES)
+def chunks_of(first: NDArray[np.int64]) -> Chunks:
+    """Return the tables of tensors that start at granules ``first``, as ``Segments`` has them.
+
+    Those of the weights serve every FP32 series, and the halves alike.
+    """
+    granules, chunks = split(np.diff(first), CHUNK_GRANULES)
     folds, fold_counts = split(chunks, FOLD_CHUNKS)
     return Chunks(granules, folds, np.append(0, np.cumsum(fold_counts)).astype(np.int32))

@@ -113,7 +113,7 @@ class Arena:
         group = [0 if t.region.kind in WEIGHT_KINDS else 1 for t in table.tensors]
         self["step.group_of_tensor"] = np.array(group, np.int32)
         names = "norm.chunks", "norm.folds", "norm.fold_of_tensor"
-        for name, values in zip(names, chunks_of(table.tensors), strict=True):
+        for name, values in zip(names, chunks_of(table.first), strict=True):
             self[name] = values
         if self.on_gpu:  # whoever works on another stream next finds all of it done
             self._cupy().cuda.runtime.deviceSynchronize()

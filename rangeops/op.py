@@ -109,6 +109,16 @@ class Kernel:
         return tuple("u2" if element == "half" else element for _, element in self.arguments)
 
 
+HALF_GRAD: dict[str, tuple[Any, ...]] = {"half": (None, "fp16", "bf16"), "half_grad": (False, True)}
+"""The flags of an op that reads gradients, FP32 or half."""
+
+
+def half_where_used(flags: Mapping[str, Any]) -> bool:
+    """Whether flags make a kernel of their own: a half format exactly where halves are used."""
+    used = flags.get("half_grad", False) or flags.get("half_copy", False)
+    return (flags["half"] is not None) == used
+
+
 @dataclass(frozen=True, eq=False)
 class RangeOp:
     """One range operation: what it reads and writes, and its kernel.

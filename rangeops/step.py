@@ -23,14 +23,6 @@ from rangeops.launch import BoundLaunch
 from rangeops.op import REGISTRY
 from rangeops.status import Status
 
-OPTIONS = {
-    OptimizerKind.ADAM: ("bias_correction",),
-    OptimizerKind.ADAMW: ("bias_correction",),
-    OptimizerKind.LARS: ("nesterov", "lr_outside", "trust_clip"),
-    OptimizerKind.LAMB: ("bias_correction", "grad_averaging", "trust_clip"),
-}
-"""The options of each optimizer; all have ``maximize`` and ``ema_warmup``."""
-
 
 class OptimizerStep:
     """The optimizer of a plan, bound to its arena.
@@ -89,7 +81,8 @@ class OptimizerStep:
                 "OptimizerStep: accumulate got True, the plan has no half gradients; FP32 "
                 "gradients add up where they lie, leave it out"
             )
-        allowed = (*OPTIONS.get(kind, ()), "maximize", "ema_warmup")
+        adapts = ("trust_clip",) if "N" in kind.series else ()
+        allowed = (*REGISTRY[kind.label].options, *adapts, "ema_warmup")
         self._options = {name: arguments.pop(name) for name in allowed if name in arguments}
         clips = {"clip_value": clip_value, "clip_norm": clip_norm}
         arena.scalars.set(**arguments, **{n: v for n, v in clips.items() if v is not None})
@@ -103,7 +96,7 @@ class OptimizerStep:
                 arena,
                 loss_scaling=plan.config.half == "fp16" if scaling is None else scaling,
                 global_norm=clip_norm is not None or norms,
-                **{n: v for n, v in self._options.items() if n != "trust_clip"},
+                **{n: v for n, v in self._options.items() if n in ops.begin_step.options},
             ),
             *self._update(clear_grad, half, {} if decay is None else {"decay": decay}),
         )

@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run the longest tests first, so that several processes end together; skip GPU tests."""
     items.sort(key=lambda item: "every_architecture" not in item.nodeid)
     if HAVE_GPU:
-        return  # with none, they are skipped and say why
+        return
     skip = pytest.mark.skip(reason="needs a GPU: the driver offers none")
     for item in items:
         if item.get_closest_marker("gpu"):

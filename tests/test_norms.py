@@ -9,6 +9,7 @@ import pytest
 
 from plan import MemoryPlan, PlanConfig
 from plan.chunks import chunks_of
+from plan.segments import weight_segments
 from rangeops import Arena, OptimizerStep, cpu, launch, ops
 from rangeops.report import Report, report, table
 from rangeops.verify import check, fill_random
@@ -139,7 +140,7 @@ def test_chunks_and_folds_by_hand():
     plan = MemoryPlan(PlanConfig("sgd"))
     for n in (2048 - 8, 2048 * 600 - 8, 1):
         plan.parameter(f"t{n}", "fc_weight", (n,))
-    table_ = chunks_of(plan.finalize().weights())
+    table_ = chunks_of(weight_segments(plan.finalize()).first)
     assert table_.granules.size == 1 + 600 + 1 + 1
     assert table_.granules[[0, 1, 2, 600, 601, 602]].tolist() == [0, 16, 32, 9600, 9616, 9617]
     assert table_.folds.tolist() == [0, 1, 513, 601, 602]

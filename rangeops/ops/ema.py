@@ -18,7 +18,7 @@ import numpy as np
 
 from plan.baseline import BLOCK_FLOATS, GRANULE, ROW_FLOATS
 from rangeops.coefficients import ONE_MINUS_EMA, SKIP
-from rangeops.op import Kernel, arguments_of, range_op, read, updated, written
+from rangeops.op import Kernel, arguments_of, half_where_used, range_op, read, updated, written
 from rangeops.ops.cast import to_half
 from rangeops.ops.update import FOUND_INF, SKIP_STEP
 
@@ -176,5 +176,5 @@ sema_switch = range_op(
     ),
     bytes_per_element=lambda flags: (16 if flags["swap"] else 8) + 2 * flags["half_copy"],
     flags={"half": (None, "fp16", "bf16"), "half_copy": (False, True), "swap": (False, True)},
-    valid=lambda flags: (flags["half"] is not None) == flags["half_copy"],
+    valid=half_where_used,
 )

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from plan.baseline import GRANULE, fp32_index, int32_index
-from rangeops.op import Kernel, arguments_of, range_op, updated
+from rangeops.op import HALF_GRAD, Kernel, arguments_of, half_where_used, range_op, updated
 from rangeops.ops.cast import from_half, to_half
 
 FOUND_INF, FIRST = int32_index("found_inf"), int32_index("first_nonfinite")
@@ -191,7 +191,7 @@ check_nan = range_op(
         per_thread=BLOCK_ELEMENTS // 128,
     ),
     bytes_per_element=_bytes,
-    flags={"half": (None, "fp16", "bf16"), "half_grad": (False, True), "clip": (False, True)},
+    flags={**HALF_GRAD, "clip": (False, True)},
     hyper=("clip_value", "grad_scale"),
-    valid=lambda flags: (flags["half"] is not None) == flags["half_grad"],
+    valid=half_where_used,
 )

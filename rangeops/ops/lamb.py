@@ -32,7 +32,7 @@ from rangeops.coefficients import (
     SKIP,
     WEIGHT_DECAY,
 )
-from rangeops.op import Kernel, arguments_of, range_op, read, updated
+from rangeops.op import HALF_GRAD, Kernel, arguments_of, half_where_used, range_op, read, updated
 from rangeops.ops import reduce
 from rangeops.ops.update import FOUND_INF, SKIP_STEP, optimizer
 
@@ -248,14 +248,10 @@ lamb_moments = range_op(
         count="chunks",
     ),
     bytes_per_element=_moments_bytes,
-    flags={
-        "half": (None, "fp16", "bf16"),
-        "half_grad": (False, True),
-        "clear_grad": (False, True),
-    },
+    flags={**HALF_GRAD, "clear_grad": (False, True)},
     hyper=_HYPER,
     elementwise=False,
-    valid=lambda flags: (flags["half"] is not None) == flags["half_grad"],
+    valid=half_where_used,
 )
 
 

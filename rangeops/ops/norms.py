@@ -8,7 +8,7 @@ overflows, so "the sum is not finite" is exactly "an element is not finite".  Th
 the gradients as they lie, loss scale and all; who reads them divides.  ``begin_step`` clips by the
 global norm and writes the scalar ``grad_norm``; ``trust_ratio`` makes LARS's and LAMB's ratios.
 
-4 (half: 2) bytes an element, 4 more with weights; the folds are 1/256 of that.
+4 (half: 2) bytes an element, 4 more with weights; the chunk sums are 8 bytes per 2,048 elements.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from plan.baseline import GRANULE, SUMS, int32_index
 from rangeops.arena import Arena
-from rangeops.op import Kernel, arguments_of, range_op, read
+from rangeops.op import HALF_GRAD, Kernel, arguments_of, half_where_used, range_op, read
 from rangeops.ops import reduce
 
 FOUND_INF, FIRST = int32_index("found_inf"), int32_index("first_nonfinite")
@@ -157,9 +157,9 @@ grad_norm = range_op(
         count="chunks",
     ),
     bytes_per_element=_norm_bytes,
-    flags={"half": (None, "fp16", "bf16"), "half_grad": (False, True), "weights": (False, True)},
+    flags={**HALF_GRAD, "weights": (False, True)},
     elementwise=False,
-    valid=lambda flags: (flags["half"] is not None) == flags["half_grad"],
+    valid=half_where_used,
 )
 
 

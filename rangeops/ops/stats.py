@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from plan.baseline import GRANULE
-from rangeops.op import Kernel, arguments_of, range_op, read
+from rangeops.op import HALF_GRAD, Kernel, arguments_of, half_where_used, range_op, read
 from rangeops.ops import reduce
 
 
@@ -134,7 +134,7 @@ tensor_stats = range_op(
         count="chunks",
     ),
     bytes_per_element=_bytes,
-    flags={"half": (None, "fp16", "bf16"), "half_grad": (False, True)},
+    flags=HALF_GRAD,
     elementwise=False,
-    valid=lambda flags: (flags["half"] is not None) == flags["half_grad"],
+    valid=half_where_used,
 )

@@ -27,7 +27,7 @@ from rangeops.coefficients import (
     STEP_SIZE,
     WEIGHT_DECAY,
 )
-from rangeops.ops.update import optimizer
+from rangeops.ops.optimizer import optimizer
 
 HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
 

@@ -34,7 +34,8 @@ from rangeops.coefficients import (
 )
 from rangeops.op import HALF_GRAD, Kernel, arguments_of, half_where_used, range_op, read, updated
 from rangeops.ops import reduce
-from rangeops.ops.update import FOUND_INF, SKIP_STEP, optimizer
+from rangeops.ops.optimizer import optimizer
+from rangeops.ops.update import FOUND_INF, SKIP_STEP
 
 
 def lamb_coefficients(c, row):

@@ -20,7 +20,7 @@ from rangeops.coefficients import (
     SCALE,
     WEIGHT_DECAY,
 )
-from rangeops.ops.update import optimizer
+from rangeops.ops.optimizer import optimizer
 
 
 def lars_coefficients(c, row):

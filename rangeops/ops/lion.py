@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from rangeops.coefficients import KEEP, LR, ONE_MINUS_BETA1, ONE_MINUS_BETA2
-from rangeops.ops.update import optimizer
+from rangeops.ops.optimizer import optimizer
 
 
 def lion_coefficients(c, row):

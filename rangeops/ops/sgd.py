@@ -20,7 +20,7 @@ from rangeops.coefficients import (
     ONE_MINUS_DAMPENING,
     WEIGHT_DECAY,
 )
-from rangeops.ops.update import optimizer
+from rangeops.ops.optimizer import optimizer
 
 
 def l2_coefficients(c, row):

@@ -10,22 +10,17 @@ Elements below ``half0`` read FP32 gradients ``g`` and have no half copy; those 
 read half gradients ``h`` (half_grad) and write the half copy ``a`` (half_copy).  When the finite
 flag is set, or the tensor's skip word, p, m, v, e and a keep every bit; ``clear_grad`` clears all
 the same, so that an overflow does not stay in the gradients.
-
-Bytes an element: 8 for p, 4 or 2 for the gradient, 8 for each of m, v, e; 2 for the half copy;
-clearing writes the gradient once more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from plan.baseline import BLOCK_FLOATS, GRANULE, ROW_FLOATS, int32_index
 from rangeops.coefficients import GRAD, ONE_MINUS_EMA, SKIP
-from rangeops.op import Kernel, Operand, RangeOp, arguments_of, range_op, read, updated, written
 from rangeops.ops.cast import from_half, to_half
 
 SKIP_STEP, FOUND_INF = int32_index("skip_step"), int32_index("found_inf")
@@ -228,89 +223,3 @@ def update_twin(
             g[: half0 if half_grad else n] = 0
 
     return twin
-
-
-def _bytes(moments: int, applies: bool, flags: Mapping[str, Any]) -> float:
-    gradient = 2 if flags.get("half_grad") else 4
-    return (
-        8
-        + (0 if applies else gradient * (2 if flags["clear_grad"] else 1))
-        + (4 if applies else 8) * moments
-        + 8 * flags["ema"]
-        + 2 * flags["half_copy"]
-    )
-
-
-def _valid(flags: Mapping[str, Any]) -> bool:
-    """Whether flags make a kernel of their own: a half format exactly where halves are used."""
-    return (flags["half"] is not None) == (flags.get("half_grad", False) or flags["half_copy"])
-
-
-def optimizer(
-    name: str,
-    *,
-    seed: str,
-    formula: str,
-    rules: Mapping[str, tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]],
-    moments: int,
-    hyper: tuple[str, ...],
-    options: tuple[str, ...] = ("maximize",),
-    applies: bool = False,
-) -> RangeOp:
-    """Declare an optimizer from its rules.
-
-    ``rules`` maps each kind of weight decay ("l2", "decoupled") to (rule, twin, coefficients):
-    ``rule(p, g, m, v, c)`` in scalars, ``twin`` the same in NumPy, ``coefficients(c, row)`` the
-    tuple c that both take, read from the coefficient block.  An op that ``applies`` reads no
-    gradient and leaves the moments, which a pass before it has moved; its rule is given as
-    ``rule(x)``, which returns it for a vocabulary, so that both passes share a formula.
-    """
-    moment = read if applies else updated
-    operands: tuple[Operand, ...] = (
-        updated("p", "f4", "W"),
-        updated("g", "f4", "G"),
-        updated("h", "half", "G", "half_grad"),
-        moment("m", "f4", "M"),
-        moment("v", "f4", "V"),
-        updated("e", "f4", "E", "ema"),
-        written("a", "half", "A", "half_copy"),
-    )
-    absent = (*("m", "v")[moments:], *(("g", "h") if applies else ()))
-    fixed = {"half_grad": False, "clear_grad": False} if applies else {}
-
-    def choose(make: Callable[..., Any], which: int) -> Callable[..., Any]:
-        def build(*vocabulary: Any, decay: str, **flags: Any) -> Any:
-            rule, twin, coefficients = rules[decay]
-            chosen = twin if which else rule
-            return make(*vocabulary, chosen, coefficients, moments, applies, **flags, **fixed)
-
-        return build
-
-    choices: dict[str, tuple[Any, ...]] = {
-        "decay": tuple(rules),
-        "half": (None, "fp16", "bf16"),
-        "half_grad": (False, True),
-        "half_copy": (False, True),
-        "ema": (False, True),
-        "clear_grad": (False, True),
-    }
-    kernel = Kernel(
-        name,
-        arguments_of(operands, "segments", "c", "k"),
-        ("half0", "shift", "n"),
-        gpu=choose(update_gpu, 0),
-        cpu=choose(update_cpu, 0),
-        twin=choose(update_twin, 1),
-    )
-    return range_op(
-        name,
-        seed=seed,
-        formula=formula,
-        operands=tuple(o for o in operands if o.name not in absent),
-        kernel=kernel,
-        bytes_per_element=partial(_bytes, moments, applies),
-        flags={name: values for name, values in choices.items() if name not in fixed},
-        hyper=hyper,
-        options=options,
-        valid=_valid,
-    )

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from plan import GRANULE
-from rangeops import binding, build, coefficients, scalars
+from rangeops import build, coefficients, scalars
+from rangeops.arguments import as_arena, resolve
+from rangeops.binding import Binding
 from rangeops.stream import LEGACY, current_reader, handle_of
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ class BoundLaunch:
 
     """
 
-    def __init__(self, made: binding.Binding) -> None:
+    def __init__(self, made: Binding) -> None:
         self.binding = made
         kernel = made.op.kernel
         elements = made.first.numel if made.first else 0
@@ -229,7 +231,7 @@ def bind(
     op: RangeOp, memory: Any, spans: Sequence[Any], arguments: Mapping[str, Any]
 ) -> BoundLaunch:
     """Return the launch of an op; see ``RangeOp.bind``."""
-    arena = binding.as_arena(memory)
+    arena = as_arena(memory)
     if arena.on_gpu and arena.current_device() != arena.device_id:
         raise ValueError(
             f"{op.name}: the arena lies on {arena.device}, the current device is "
@@ -240,7 +242,7 @@ def bind(
             f"{op.name}: got its first use while the stream is capturing, expected a launch bound "
             "before; call op.bind(arena, ...) ahead of the capture, it compiles and allocates"
         )
-    made = binding.resolve(op, arena, spans, arguments)
+    made = resolve(op, arena, spans, arguments)
     if arena.on_gpu:
         return GpuLaunch(made)
     return SimulatedLaunch(made) if made.arena.simulated else CpuLaunch(made)
@@ -253,7 +255,7 @@ def run(
 
     An arena keeps its own bindings and takes them along when it goes.
     """
-    arena = binding.as_arena(memory)
+    arena = as_arena(memory)
     kept: MutableMapping[Any, _Kept] = arena.bindings if arena is memory else _foreign
     values = {k: v for k, v in arguments.items() if k in scalars.NAMES or k == "step"}
     rest = {k: v for k, v in arguments.items() if k not in values}

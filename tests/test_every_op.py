@@ -12,7 +12,7 @@ import pytest
 from plan import Range
 from plan.baseline import INT32_SCALARS, int32_index
 from rangeops import REGISTRY, Arena, build
-from rangeops.binding import WHOLE_SERIES
+from rangeops.arguments import WHOLE_SERIES
 from rangeops.verify import check, fill_random, planned_variants
 from tests.conftest import HAVE_GPU, get, host_bytes, put, raw_arena, small_plan
 

@@ -77,7 +77,7 @@ def direction_rule(p, m, v, c):
 def _moments_gpu(x: Any, *, half: str | None, half_grad: bool, clear_grad: bool) -> Any:
     thread, load4, store4, warp_sum = x.thread, x.load4, x.store4, x.warp_sum
     int64, float32, float64 = x.int64, x.float32, x.float64
-    widen, narrow = x.half(half)
+    narrow = x.half(half)[1]
     take = x.device(lamb_coefficients)
     moments, direction = x.device(moments_rule), x.device(direction_rule)
 
@@ -88,13 +88,7 @@ def _moments_gpu(x: Any, *, half: str | None, half_grad: bool, clear_grad: bool)
 
     element = x.device(element)
 
-    def gradient(g, h, i, half0):
-        if half_grad and i >= half0:
-            u = load4(h, i - half0, int64(4))
-            return widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])
-        return load4(g, i, int64(4))
-
-    gradient = x.device(gradient)
+    gradient, chunk = reduce.gradient(x, half, half_grad), reduce.chunk_of(x)
 
     def clear(g, h, i, half0):
         zero = float32(0)
@@ -107,18 +101,16 @@ def _moments_gpu(x: Any, *, half: str | None, half_grad: bool, clear_grad: bool)
     clear = x.device(clear)
 
     def pass_one(p, g, h, m, v, segments, chunks, c, k, partials, half0, count):
-        t = thread()
-        w, lane = t >> int64(5), t & int64(31)
+        w = thread() >> int64(5)
         if w >= count:
             return
-        first = int64(chunks[w])
-        granules = int64(chunks[w + 1]) - first
+        first, granules, start = chunk(chunks, w)
         row = int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * int64(segments[first])
         live = ((k[SKIP_STEP] | k[FOUND_INF]) == 0) & (c[row + SKIP] == float32(0))
         grad, w8 = c[GRAD], take(c, row)
         moved, weight = float64(0), float64(0)
         for r in range(granules):
-            i = (first + r) * int64(GRANULE) + lane * int64(4)
+            i = start + r * int64(GRANULE)
             if live:
                 p4, m4, v4 = load4(p, i, int64(4)), load4(m, i, int64(4)), load4(v, i, int64(4))
                 g4 = gradient(g, h, i, half0)
@@ -133,7 +125,7 @@ def _moments_gpu(x: Any, *, half: str | None, half_grad: bool, clear_grad: bool)
             if clear_grad:
                 clear(g, h, i, half0)
         moved, weight = warp_sum(moved), warp_sum(weight)
-        if lane == 0:
+        if (thread() & int64(31)) == 0:
             partials[w] = moved
             partials[count + w] = weight
 

@@ -52,6 +52,31 @@ def walk(x: Any, term: Any) -> Any:
     return x.device(lane)
 
 
+def chunk_of(x: Any) -> Any:
+    """Return ``chunk(chunks, w)``: first granule, granules, and this lane's first element."""
+    thread, int64 = x.thread, x.int64
+
+    def chunk(chunks, w):
+        first = int64(chunks[w])
+        lane = thread() & int64(LANES - 1)
+        return first, int64(chunks[w + 1]) - first, first * int64(GRANULE) + lane * int64(4)
+
+    return x.device(chunk)
+
+
+def gradient(x: Any, half: str | None, half_grad: bool) -> Any:
+    """Return ``four(g, h, i, half0)``: four gradients as float32, from the half ones where due."""
+    load4, int64, widen = x.load4, x.int64, x.half(half)[0]
+
+    def four(g, h, i, half0):
+        if half_grad and i >= half0:
+            u = load4(h, i - half0, int64(4))
+            return widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])
+        return load4(g, i, int64(4))
+
+    return x.device(four)
+
+
 def squares(x: Any, lift: Any) -> Any:
     """Return ``term(a, i)``: the squares of four elements, ``lift`` making each a float32."""
     load4, int64, float64 = x.load4, x.int64, x.float64

@@ -20,9 +20,8 @@ from rangeops.ops import reduce
 
 
 def _gpu(x: Any, *, half: str | None, half_grad: bool) -> Any:
-    thread, load4, warp_sum, warp_max = x.thread, x.load4, x.warp_sum, x.warp_max
+    thread, warp_sum, warp_max = x.thread, x.warp_sum, x.warp_max
     int64, float64 = x.int64, x.float64
-    widen = x.half(half)[0]
 
     def split(value):
         """Return (|value|, 0), or (0, 1) where it is not finite."""
@@ -33,31 +32,23 @@ def _gpu(x: Any, *, half: str | None, half_grad: bool) -> Any:
 
     split = x.device(split)
 
-    def four(g, h, i, half0):
-        if half_grad and i >= half0:
-            u = load4(h, i - half0, int64(4))
-            return widen(u[0]), widen(u[1]), widen(u[2]), widen(u[3])
-        return load4(g, i, int64(4))
-
-    four = x.device(four)
+    four, chunk = reduce.gradient(x, half, half_grad), reduce.chunk_of(x)
 
     def stats(g, h, chunks, partials, half0, count):
-        t = thread()
-        w, lane = t >> int64(5), t & int64(31)
+        w = thread() >> int64(5)
         if w >= count:
             return
-        first = int64(chunks[w])
-        granules = int64(chunks[w + 1]) - first
+        _, granules, start = chunk(chunks, w)
         zero = float64(0)
         total = largest = bad = zero
         for r in range(granules):
-            u = four(g, h, (first + r) * int64(GRANULE) + lane * int64(4), half0)
+            u = four(g, h, start + r * int64(GRANULE), half0)
             a, b, c, d = split(u[0]), split(u[1]), split(u[2]), split(u[3])
             total = total + ((a[0] * a[0] + b[0] * b[0]) + (c[0] * c[0] + d[0] * d[0]))
             largest = max(largest, max(max(a[0], b[0]), max(c[0], d[0])))
             bad = bad + ((a[1] + b[1]) + (c[1] + d[1]))
         total, largest, bad = warp_sum(total), warp_max(largest), warp_sum(bad)
-        if lane == 0:
+        if (thread() & int64(31)) == 0:
             partials[w] = total
             partials[count + w] = largest
             partials[2 * count + w] = bad

@@ -46,10 +46,18 @@ NORM_STRIDE = 128
 PARTIALS = 3
 """Sums that one pass makes of a chunk: for norms two, for a report three."""
 
-SUMS = {"gradient": (0, 1), "ratio": (0, 2), "weight_report": (2, 3), "gradient_report": (5, 3)}
-"""Rows of the fold sums, (first, count): by what the pass before was for."""
+SUMS = {
+    "gradient": (0, 1, -1),
+    "lars": (0, 2, -1),
+    "lamb": (2, 2, -1),
+    "weight_report": (4, 3, 1),
+    "gradient_report": (7, 3, 1),
+}
+"""By what the pass before was for: first row of the fold sums, quantities, and which of them is a
+maximum (-1: none).  LARS has gradient and weight; LAMB direction and weight, in rows of its own,
+so that the gradient's stays."""
 
-SUM_ROWS = 8
+SUM_ROWS = 10
 
 SCALAR_STRIDE = 128
 """Elements between neighbouring scalars: an FP32 or INT32 slot of one element is 512 bytes."""

@@ -114,7 +114,7 @@ class OptimizerStep:
             out.append(ops.check_nan.bind(arena, clip=clip, **self._gradients))
         if norms or lars:
             out.append(ops.grad_norm.bind(arena, weights=lars, **self._gradients))
-            out.append(ops.fold_norms.bind(arena, of="ratio" if lars else "gradient"))
+            out.append(ops.fold_norms.bind(arena, of="lars" if lars else "gradient"))
         if norms:
             out.append(ops.total_norm.bind(arena))
         return out
@@ -127,7 +127,7 @@ class OptimizerStep:
         out = []
         if kind is OptimizerKind.LAMB:
             out.append(ops.lamb_moments.bind(arena, **gradients))
-            out.append(ops.fold_norms.bind(arena, of="ratio"))
+            out.append(ops.fold_norms.bind(arena, of="lamb"))
         if kind in (OptimizerKind.LARS, OptimizerKind.LAMB):
             chosen = {n: v for n, v in self._options.items() if n in ops.trust_ratio.options}
             out.append(ops.trust_ratio.bind(arena, kind=kind.label, **chosen))

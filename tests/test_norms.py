@@ -94,7 +94,7 @@ def test_sums_equal_their_twins_for_any_launch_shape(which, monkeypatch):
             monkeypatch.setattr(cpu, "_pool", lambda shape=shape: (pool, shape))
         bound = (
             ops.grad_norm.bind(arena, weights=True),
-            ops.fold_norms.bind(arena, of="ratio"),
+            ops.fold_norms.bind(arena, of="lars"),
             ops.total_norm.bind(arena),
         )
         if shape == 1:
@@ -178,6 +178,16 @@ def test_the_norm_pass_names_the_first_bad_tensor(device):
     assert arena.nonfinite_tensor() == "conv1.weight"
     assert step.status().skipped_steps == 1
     np.testing.assert_array_equal(arena.download("fc.weight"), before)
+
+
+@pytest.mark.parametrize("optimizer", ["lars", "lamb", "adamw"])
+def test_the_gradient_norms_are_there_after_a_step(optimizer, device):
+    """Also LAMB's, whose second pass sums other things."""
+    arena, gradient = one((3,), device, optimizer=optimizer)
+    arena["w"], arena[gradient] = 7.0, np.array([2.0, 3.0, 6.0], np.float32)
+    OptimizerStep(arena, norms=True, clear_grad=False)()
+    assert ops.read_norms(arena) == {"w": 7.0}
+    assert arena.scalars.grad_norm == 7.0
 
 
 @pytest.mark.parametrize("scale", [1.0, 1024.0])

@@ -62,7 +62,7 @@ def test_fused_lamb_equals_unfused(half, device):
             ops.cast_fp32_to_fp16(arena)
         ops.begin_step(arena)
         ops.lamb_moments(arena, half_grad=halves, clear_grad=arena is fused)
-        ops.fold_norms(arena, of="ratio")
+        ops.fold_norms(arena, of="lamb")
         ops.trust_ratio(arena, kind="lamb")
     ops.lamb(fused, half_copy=halves, ema=True)
     ops.lamb(apart)

@@ -3,9 +3,9 @@
     fold_norms    fold sums, from which a tensor's norm is sqrt(its folds added in order)
     total_norm    sums of 512 fold sums of the gradients, for the global norm
 
-``of`` says what the pass before was for, and so which rows the folds go to: "gradient", "ratio"
-(gradient or direction, and weight), "weight_report" or "gradient_report" (sum, maximum, count).
-A warp a fold; a fold of one chunk is copied.  The tree is that of ``rangeops.ops.reduce``.
+``of`` says what the pass before was for, and so which rows the folds go to: "gradient", "lars"
+(gradient, weight), "lamb" (direction, weight), "weight_report" or "gradient_report" (sum, maximum,
+count).  A warp a fold; a fold of one chunk is copied.  The tree is that of ``rangeops.ops.reduce``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rangeops.ops import reduce
 
 def _fold_gpu(x: Any, *, of: str) -> Any:
     thread, int64 = x.thread, x.int64
-    row, quantities = SUMS[of]
+    row, quantities, maximum = SUMS[of]
     summed = reduce.fold_gpu(x, reduce.add_rule, x.warp_sum)
     largest = reduce.fold_gpu(x, reduce.max_rule, x.warp_max)
 
@@ -31,7 +31,7 @@ def _fold_gpu(x: Any, *, of: str) -> Any:
             return
         a, b = int64(table[w]), int64(table[w + 1])
         for q in range(quantities):
-            if quantities == 3 and q == 1:
+            if q == maximum:
                 total = largest(partials, a + q * chunks, b + q * chunks)
             else:
                 total = summed(partials, a + q * chunks, b + q * chunks)
@@ -42,7 +42,7 @@ def _fold_gpu(x: Any, *, of: str) -> Any:
 
 
 def _fold_cpu(x: Any, *, of: str) -> Any:
-    row, quantities = SUMS[of]
+    row, quantities, maximum = SUMS[of]
     summed = reduce.fold_cpu(x, reduce.add_rule)
     largest = reduce.fold_cpu(x, reduce.max_rule)
 
@@ -51,7 +51,7 @@ def _fold_cpu(x: Any, *, of: str) -> Any:
         for w in range(start, stop):
             for q in range(quantities):
                 values = partials[q * chunks + table[w] : q * chunks + table[w + 1]]
-                if quantities == 3 and q == 1:
+                if q == maximum:
                     sums[(row + q) * folds + w] = largest(values, scratch)
                 else:
                     sums[(row + q) * folds + w] = summed(values, scratch)
@@ -60,13 +60,13 @@ def _fold_cpu(x: Any, *, of: str) -> Any:
 
 
 def _fold_twin(*, of: str) -> Any:
-    row, quantities = SUMS[of]
+    row, quantities, maximum = SUMS[of]
 
     def twin(table, partials, sums, chunks, folds):
         rows = sums.reshape(SUM_ROWS, folds)
         with np.errstate(invalid="ignore"):
             for q in range(quantities):
-                combine = np.maximum if quantities == 3 and q == 1 else np.add
+                combine = np.maximum if q == maximum else np.add
                 part = partials[q * chunks : (q + 1) * chunks]
                 rows[row + q] = reduce.folds_twin(part, table, combine)
 

@@ -35,6 +35,7 @@ def _norm_gpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> An
     int64, int32 = x.int64, x.int32
     plain = reduce.walk(x, reduce.squares(x, x.device(_same)))
     halves = reduce.walk(x, reduce.squares(x, x.half(half)[0]))
+    chunk = reduce.chunk_of(x)
 
     def lane_sum(g, h, i, half0, count):
         if half_grad and i >= half0:
@@ -44,13 +45,11 @@ def _norm_gpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> An
     lane_sum = x.device(lane_sum)
 
     def norm(g, h, p, chunks, k, partials, half0, count):
-        t = thread()
-        w, lane = t >> int64(5), t & int64(31)
+        w = thread() >> int64(5)
         if w >= count:
             return
-        first = int64(chunks[w])
-        granules = int64(chunks[w + 1]) - first
-        i = first * int64(GRANULE) + lane * int64(4)
+        first, granules, i = chunk(chunks, w)
+        lane = thread() & int64(31)
         total = lane_sum(g, h, i, half0, granules)
         if total - total != 0.0:  # also where it is NaN
             k[FOUND_INF] = int32(1)
@@ -166,14 +165,14 @@ grad_norm = range_op(
 def read_sums(arena: Arena, of: str) -> np.ndarray:
     """Return the sums by tensor that the last passes left: (quantities, tensors) float64.
 
-    ``of`` is "gradient", "ratio", "weight_report" or "gradient_report"; in a report the second
-    quantity is a maximum.  Waits for the device.
+    ``of`` is a key of ``plan.baseline.SUMS``; in a report the second quantity is a maximum.  Waits
+    for the device.
     """
     assert arena.plan is not None
-    row, quantities = SUMS[of]
+    row, quantities, maximum = SUMS[of]
     sums = arena.download("norm.sums").view(np.float64)[row : row + quantities, :, 0]
     fold_of = arena.download("norm.fold_of_tensor")
-    combine = [np.maximum if quantities == 3 and q == 1 else np.add for q in range(quantities)]
+    combine = [np.maximum if q == maximum else np.add for q in range(quantities)]
     pairs = zip(sums, combine, strict=True)
     return np.array([reduce.tensors_twin(values, fold_of, how) for values, how in pairs])
 

@@ -7,7 +7,7 @@
     row     scale = r*lr, or r with lr_outside;  ratio = r;  N_ tensor = |p|, |g| or |u|, r
 
 |g| is that of the gradients as the update uses them: unscaled and clipped (the block's ``grad``).
-In float64, rounded once.  Runs behind ``fold_norms(of="ratio")`` and ``begin_step``; a skipped step
+In float64, rounded once.  Runs behind ``fold_norms(of=kind)`` and ``begin_step``; a skipped step
 leaves rows and results.  Departure from You et al. 2017: a norm of 0 gives 1, not 0, so that
 zero-initialised tensors learn.  Sources: You, Gitman, Ginsburg 2017, equation 6; You et al. 2020,
 algorithm 2; NVIDIA Apex's LARC for the clip.
@@ -25,6 +25,7 @@ from plan.baseline import (
     NORM_STRIDE,
     ROW_FLOATS,
     SUM_ROWS,
+    SUMS,
     fp32_index,
     int32_index,
 )
@@ -60,14 +61,15 @@ def _row(x: Any, kind: str) -> Any:
     """Return ``row(i, ...)``: one tensor's ratio, compiled for a vocabulary."""
     int64, int32, float32, float64, sqrt = x.int64, x.int32, x.float32, x.float64, x.sqrt
     rule = x.device(_rule(kind))
+    base = SUMS[kind][0]
 
     def row(i, s, k, c, groups, group_of, fold_of, sums, norms, folds, biases, options):
         first, end = int64(fold_of[i]), int64(fold_of[i + 1])
         other = float64(0.0)
         weight = float64(0.0)
         for f in range(first, end):
-            other = other + sums[f]
-            weight = weight + sums[folds + f]
+            other = other + sums[base * folds + f]
+            weight = weight + sums[(base + 1) * folds + f]
         weight = sqrt(weight)
         other = sqrt(other)
         if kind == "lars":
@@ -155,8 +157,8 @@ def _twin(*, kind: str) -> Any:
             return
         rows = c[BLOCK_FLOATS:].reshape(-1, ROW_FLOATS)[:tensors]
         rate, decay = (rows[:, n].astype(np.float64) for n in (at.LR, at.WEIGHT_DECAY))
-        table = sums.reshape(SUM_ROWS, folds)
-        other, weight = (np.sqrt(reduce.tensors_twin(table[q], fold_of)) for q in (0, 1))
+        table, base = sums.reshape(SUM_ROWS, folds), SUMS[kind][0]
+        other, weight = (np.sqrt(reduce.tensors_twin(table[q], fold_of)) for q in (base, base + 1))
         if kind == "lars":
             other = other * abs(np.float64(c[at.GRAD]))
         group = np.where(group_of < 0, -1 - group_of, group_of)

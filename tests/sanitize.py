@@ -21,9 +21,8 @@ def main() -> int:
     """Run everything; print how many launches there were and how many differed."""
     verdicts = []
     for half in ("fp16", "bf16"):
-        for optimizer in ("adamw", "lamb"):
-            plan = small_plan(optimizer, half=half, ema=True)
-            verdicts += verify_all(Arena(plan, device="cuda"))
+        plan = small_plan("lamb", half=half, ema=True)  # it has the series of every optimizer
+        verdicts += verify_all(Arena(plan, device="cuda"))
     for op in REGISTRY.values():
         operands = [o for o in op.operands if not o.flag]
         for n in (1, 127, 129, 1021) if on_ranges(op) else ():

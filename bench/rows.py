@@ -148,7 +148,7 @@ TOPICS: dict[str, tuple[str, dict[str, str]]] = {
     "trainer": (
         "A torch training step (bf16 autocast, AdamW) over the adapter and over torch's optimizers",
         {k: v for k, v in _STEP.items() if k not in ("gb_per_s", "share_of_copy")}
-        | {"host_us": "host us"},
+        | {"host_us": "host us", "host_us_unwatched": "unwatched"},
     ),
     "tensor-sweep": ("25.6 M parameters in n tensors", {**_STEP, "case": "tensors"}),
     "size-sweep": ("AdamW (FP32) against size", {**_STEP, "case": "parameters"}),

@@ -161,6 +161,30 @@ def test_s29_zero_grad_of_the_model_does_not_cut_the_views(none):
     torch.testing.assert_close(model.weight.detach(), start - 0.3)
 
 
+@pytest.mark.parametrize("clear", [False, True])
+def test_zero_grad_forgets_a_backward_pass_that_no_step_used(clear):
+    model, plain = tied(), tied()
+    ranged.adopt(model)
+    optimizer = ranged.AdamW(model.parameters(), lr=1e-2, clear_grad=clear)
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    for seed in range(3):
+        for net, chosen in ((model, optimizer), (plain, reference)):
+            loss_of(net, seed + 50).backward()
+            chosen.zero_grad()
+            loss_of(net, seed).backward()
+            chosen.step()
+            chosen.zero_grad()
+    assert far(plain, model) < 2e-6
+
+
+def test_an_unwatched_step_does_the_same_on_an_untouched_module():
+    models = tied(), tied()
+    for model, watch in zip(models, (True, False), strict=True):
+        ranged.adopt(model)
+        train(model, ranged.AdamW(model.parameters(), lr=1e-2, watch=watch), 5)
+    assert far(*models) == 0.0
+
+
 def test_unfreezing_later_is_noticed():
     _, _, model, optimizer, _ = pair("adamw")
     train(model, optimizer, 2)

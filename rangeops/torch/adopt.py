@@ -219,6 +219,10 @@ class Adopted:
         finally:
             ops.sema_switch(self.arena, swap=True, **half)
 
+    def writes(self) -> int:
+        """Return torch's count of writes to the arena; autograd's sums into gradients are such."""
+        return self._storage._version
+
     def zero_grad(self) -> None:
         """Clear every gradient and keep the views: one launch, with half weights two."""
         for slot in self.slots:

@@ -26,11 +26,15 @@ class RangeOptimizer(torch.optim.Optimizer):
     """What the optimizers share; see the module's docstring.
 
     Their own keyword arguments, beside torch's:
-        clear_grad: the step leaves zero gradients behind; ``zero_grad`` then launches nothing.
+        clear_grad: the step leaves zero gradients behind; ``zero_grad`` then launches nothing,
+            unless gradients were written since.
         clip_norm, clip_value: clip within the step; changeable by ``arena.scalars``.
         loss_scale: start the library's own device-side scaler with this scale;
             ``optimizer.scale(loss)`` multiplies by it.
         ema_decay, ema_warmup: of the average that ``adopt(..., ema=True)`` keeps.
+        watch: look before every step whether the module is still the adopted one, three questions
+            a parameter.  Without it a step costs the host half as much, and parameters and
+            gradients have to stay what ``adopt`` made of them: nobody finds out if not.
 
     Raises:
         PlanError: parameters that are not adopted, or adopted for another optimizer.
@@ -52,6 +56,7 @@ class RangeOptimizer(torch.optim.Optimizer):
         loss_scale: float | None = None,
         ema_decay: float = 0.9999,
         ema_warmup: bool = False,
+        watch: bool = True,
         **options: Any,
     ) -> None:
         """Bind the step; called at the end of a subclass's constructor."""
@@ -67,6 +72,8 @@ class RangeOptimizer(torch.optim.Optimizer):
             )
         self._adopted = adopted
         self._clears = clear_grad
+        self._cleared_at = adopted.writes()
+        self._watches = watch
         self._scales = scaled = loss_scale is not None
         self._step = OptimizerStep(
             adopted.arena,
@@ -197,9 +204,10 @@ class RangeOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        missing, retrained = self._watch.before_step()
-        if retrained or missing != self._skipped:
-            self._freeze(missing)
+        if self._watches:
+            missing, retrained = self._watch.before_step()
+            if retrained or missing != self._skipped:
+                self._freeze(missing)
         self.sync()
         scale, found = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
         if scale is not None:
@@ -208,6 +216,7 @@ class RangeOptimizer(torch.optim.Optimizer):
             self._adopted.scalar("found_inf").copy_(found.reshape(1))
         arena = self._step.arena
         self._step(arena.current_stream() if arena.on_gpu else None)
+        self._cleared_at = self._adopted.writes()
         return loss
 
     _step_supports_amp_scaling = True
@@ -220,7 +229,8 @@ class RangeOptimizer(torch.optim.Optimizer):
         """Clear all gradients at once; the views stay, whatever ``set_to_none`` says."""
         if self._watch.retrained():
             self._freeze(frozenset())
-        if not (self._clears and not self._skipped and self._watch.attached()):
+        clean = self._clears and self._cleared_at == self._adopted.writes()
+        if not (clean and not self._skipped and self._watch.attached()):
             self._adopted.zero_grad()
 
     def status(self) -> Any:

@@ -10,7 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from rangeops.pool import CachingPool, OutOfMemory, capacity_of, size_class
+from rangeops.pool import CachingPool, OutOfMemory, capacity_of, size_class, use_in_numba
+from rangeops.pool.allocators import cupy_allocator
+from tests.conftest import HAVE_GPU
 
 MIB, GIB = 1 << 20, 1 << 30
 
@@ -231,6 +233,78 @@ def test_s25_a_miss_in_a_capture_is_refused_and_a_hit_is_not():
     pool.acquire(5000)
 
 
+def test_blocks_of_a_capture_never_reach_eager_work():
+    driver, pool = made()
+    held = pool.acquire(1000)
+    driver.capture.add(7)
+    with pytest.raises(RuntimeError, match="no cached block"):
+        pool.acquire(1000)
+    pool.release(held)  # an eager block whose last use may have been captured
+    again = pool.acquire(1000)
+    assert again.pointer == held.pointer and again.captured
+    driver.capture.clear()
+    pool.release(again)
+    eager = pool.acquire(1000)
+    assert eager.pointer != again.pointer
+    found = pool.statistics()[0]
+    assert (found.captured_bytes, found.cached_bytes, found.live_bytes) == (1024, 1024, 1024)
+    assert pool.trim() == 0 and (0, again.pointer) in driver.blocks
+    driver.capture.add(7)
+    assert pool.acquire(1000).pointer == again.pointer
+    driver.capture.clear()
+    pool.release(pool._pool(0).live[again.pointer])
+    assert pool.trim(captured=True) == 1024 and (0, again.pointer) not in driver.blocks
+
+
+def test_s28_the_collector_may_release_inside_an_acquire():
+    driver, pool = made(memory=4 * MIB)
+    doomed = pool.acquire(MIB)
+    allocate = driver.allocate
+
+    def collecting(device, nbytes):
+        if doomed.pointer in pool._pool(0).live:
+            pool.release(doomed)
+        return allocate(device, nbytes)
+
+    driver.allocate = collecting
+    block = pool.acquire(2 * MIB)
+    found = pool.statistics()[0]
+    assert (found.live_bytes, found.cached_bytes, found.reserved_bytes) == (
+        2 * MIB, MIB, 3 * MIB,
+    )  # fmt: skip
+    assert block.pointer != doomed.pointer
+    assert pool.acquire(MIB).pointer == doomed.pointer
+
+
+def test_streams_have_one_name_each():
+    _, pool = made()
+    pool.release(pool.acquire(1000, stream=1))
+    assert pool.acquire(1000, stream=0).stream == 0 and pool.statistics()[0].hits == 1
+    with pytest.raises(ValueError, match="per-thread default stream, .* make one and use it"):
+        pool.acquire(1000, stream=2)
+    block = pool.acquire(1000)
+    with pytest.raises(ValueError, match="per-thread"):
+        block.used_on(2)
+
+
+def test_cupy_memory_is_released_with_its_last_holder():
+    pytest.importorskip("cupy", reason="CuPy is not installed")
+    _, pool = made()
+    memory = cupy_allocator(pool)(1000)
+    view = memory + 256
+    assert (memory.ptr, memory.mem.size, memory.mem.device_id) == (1 << 44, 1000, 0)
+    del memory
+    assert pool.statistics()[0].live_bytes == 1024
+    del view
+    assert pool.statistics()[0].live_bytes == 0
+
+
+@pytest.mark.skipif(HAVE_GPU, reason="tells what happens without a GPU")
+def test_the_simulator_has_no_memory_managers():
+    with pytest.raises(RuntimeError, match="simulator, which has no memory managers, expected a"):
+        use_in_numba(made()[1])
+
+
 class Machine(RuleBasedStateMachine):
     """Acquire, release, trim and run out of memory in any order: nothing overlaps, sums agree."""
 
@@ -240,14 +314,21 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.driver, self.pool = made(memory=64 * MIB)
         self.live = []
+        self.seen_in_captures = set()
 
-    @rule(target=blocks, nbytes=st.integers(0, 20 * MIB), stream=st.integers(1, 3))
+    @rule(target=blocks, nbytes=st.integers(0, 20 * MIB), stream=st.integers(3, 5))
     def acquire(self, nbytes, stream):
         try:
             block = self.pool.acquire(nbytes, stream)
         except OutOfMemory:
-            assert not self.pool.statistics()[0].cached_bytes
+            found = self.pool.statistics()[0]
+            assert found.cached_bytes == found.captured_bytes
             return None
+        except RuntimeError:
+            assert stream in self.driver.capture
+            return None
+        assert block.captured == (stream in self.driver.capture)
+        assert block.captured or block.pointer not in self.seen_in_captures
         assert block.capacity >= nbytes
         self.live.append(block)
         return block
@@ -257,10 +338,16 @@ class Machine(RuleBasedStateMachine):
         if block is not None:
             self.pool.release(block)
             self.live.remove(block)
+            if block.captured:
+                self.seen_in_captures.add(block.pointer)
+
+    @rule(stream=st.integers(3, 5))
+    def capture(self, stream):
+        self.driver.capture ^= {stream}
 
     @rule()
     def trim(self):
-        self.pool.trim()
+        self.pool.trim(captured=True)
         reserved = sum(self.driver.blocks.values())
         assert reserved == sum(b.capacity for b in self.live)
 

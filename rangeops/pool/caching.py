@@ -1,13 +1,15 @@
-"""CachingPool: device memory that is given back to a list, never to the driver, and taken from it.
-
-    size class     up to 1 MiB: the next multiple of 512 bytes;  beyond: the next power of two
-    exception      beyond 1 GiB: the next multiple of 2 MiB, since doubling 70 GiB fits no GPU
+"""CachingPool: free lists by device, stream and size class; see ``rangeops.pool``.
 
 A released block goes to the list of the device, the stream and the class it was acquired for, so a
 later use is ordered behind the earlier one by the stream itself; whoever used a block on other
 streams as well says so with ``used_on``, and the release makes the block's stream wait for them.
 Contents are not cleared.  Lists are unbounded; ``trim`` gives cached blocks back to the driver, and
-so does an allocation that finds no memory, before it fails.
+so does an allocation that finds no memory, before it fails.  A stream that is destroyed has to be
+idle, since the driver may give its handle to another one.
+
+A captured graph goes on writing to its temporaries, so a block that was acquired or released while
+its stream was being captured is handed to captures of that stream only, until
+``trim(captured=True)`` after the graphs are gone.
 
 Locks are of two levels: a registry lock held for one lookup, and a lock per device, so threads of
 different devices never wait for each other.  Source: the origin's phase T11 (thread per GPU); keyed
@@ -19,75 +21,13 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
-GRAIN = 512
-"""Bytes: small classes are multiples of this."""
-
-SMALL = 1 << 20
-"""Bytes up to which classes are multiples of GRAIN; beyond, powers of two."""
-
-HUGE = 1 << 30
-"""Bytes beyond which a block is rounded to HUGE_GRAIN only: the stated exception."""
-
-HUGE_GRAIN = 2 << 20
+from rangeops.pool.classes import capacity_of
+from rangeops.pool.driver import CudaDriver, Driver, OutOfMemory, same_stream
 
 
-def size_class(nbytes: int) -> int:
-    """Return the origin's class of a request in bytes; 0 is a class of its own size, 512.
-
-    >>> [size_class(n) for n in (0, 1, 512, 513, 2**20, 2**20 + 1)]
-    [512, 512, 512, 1024, 1048576, 2097152]
-    """
-    if nbytes < 0:
-        raise ValueError(f"pool: got {nbytes} bytes, expected 0 or more; check the shape")
-    if nbytes <= SMALL:
-        return max(1, -(-nbytes // GRAIN)) * GRAIN
-    return 1 << (nbytes - 1).bit_length()
-
-
-def capacity_of(nbytes: int) -> int:
-    """Return the bytes that a request takes: its class, or for a huge one its own size rounded.
-
-    >>> capacity_of(70 * 2**30 + 1) - 70 * 2**30
-    2097152
-    """
-    if nbytes > HUGE:
-        return -(-nbytes // HUGE_GRAIN) * HUGE_GRAIN
-    return size_class(nbytes)
-
-
-class OutOfMemory(MemoryError):
-    """The driver has no block of the size, or the pool has not after giving its cache back."""
-
-
-class Driver(Protocol):
-    """What the pool needs of a device library; a fake one serves the tests."""
-
-    def current_device(self) -> int:
-        """Return the device that this thread works on."""
-
-    def current_stream(self) -> int:
-        """Return the raw handle of the stream that this thread works on."""
-
-    def capturing(self, stream: int) -> bool:
-        """Return whether the stream is being captured into a graph."""
-
-    def allocate(self, device: int, nbytes: int) -> int:
-        """Return the address of ``nbytes`` new bytes; raise OutOfMemory where there are none."""
-
-    def free(self, device: int, pointer: int) -> None:
-        """Give a block back."""
-
-    def synchronize(self, device: int) -> None:
-        """Wait for all work of a device."""
-
-    def wait_for(self, device: int, waiting: int, other: int) -> None:
-        """Make stream ``waiting`` wait for what stream ``other`` has been given so far."""
-
-
-@dataclass
 class Block:
     """One live block.
 
@@ -97,71 +37,133 @@ class Block:
         capacity: the bytes it has.
         device: the device it lies on, wherever it is released.
         stream: raw handle of the stream it was acquired on.
+        captured: whether a graph may go on using it after its release.
 
     """
 
-    pointer: int
-    nbytes: int
-    capacity: int
-    device: int
-    stream: int
-    _others: set[int] = field(default_factory=set, repr=False)
+    __slots__ = ("_others", "capacity", "captured", "device", "nbytes", "pointer", "stream")
+
+    def __init__(
+        self, pointer: int, nbytes: int, capacity: int, device: int, stream: int, captured: bool
+    ) -> None:
+        self.pointer, self.nbytes, self.capacity = pointer, nbytes, capacity
+        self.device, self.stream, self.captured = device, stream, captured
+        self._others: tuple[int, ...] = ()
 
     def used_on(self, stream: int) -> None:
         """Say that another stream uses the block too; a release will wait for it."""
-        if stream != self.stream:
-            self._others.add(stream)
+        handle = same_stream(stream)
+        if handle != self.stream and handle not in self._others:
+            self._others += (handle,)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts and bytes of one device since the pool was made."""
+    """Counts and bytes of one device since the pool was made.
+
+    Attributes:
+        hits, misses: acquires served from a list, and from the driver.
+        live_bytes: capacity of the blocks that are held.
+        cached_bytes: capacity of the blocks in lists.
+        captured_bytes: the part of it that only captures may take.
+        reserved_bytes: live and cached, what the driver has given.
+
+    """
 
     hits: int
     misses: int
     live_bytes: int
     cached_bytes: int
+    captured_bytes: int
     reserved_bytes: int
     peak_live_bytes: int
     peak_reserved_bytes: int
 
 
+_Key = tuple[int, int, bool]
+
+
 class _DevicePool:
-    """The lists of one device; every access holds ``lock``."""
+    """The lists of one device; every access holds ``lock``.
+
+    The lock may be taken twice by one thread: the garbage collector may drop the last hold on
+    a block, and with it release it, at any allocation of Python's, also at one in here.  So no
+    method keeps a list or a sum in a variable over a call.
+    """
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.free: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
+        self.lock = threading.RLock()
+        self.free: defaultdict[_Key, list[int]] = defaultdict(list)
         self.live: dict[int, Block] = {}
         self.hits = self.misses = 0
-        self.live_bytes = self.cached_bytes = self.peak_live = self.peak_reserved = 0
+        self.live_bytes = self.cached_bytes = self.captured_bytes = 0
+        self.peak_live = self.peak_reserved = 0
+
+    @property
+    def reserved(self) -> int:
+        return self.live_bytes + self.cached_bytes
+
+    def take(self, key: _Key) -> int | None:
+        """Return the address of a cached block, None if the list is empty."""
+        cached = self.free.get(key)
+        if not cached:
+            return None
+        pointer = cached.pop()
+        self.hits += 1
+        self._cache(key, -1)
+        return pointer
+
+    def put(self, block: Block) -> None:
+        """Move a live block to its list."""
+        key = (block.stream, block.capacity, block.captured)
+        del self.live[block.pointer]
+        self.live_bytes -= block.capacity
+        self._cache(key, 1)
+        self.free[key].append(block.pointer)
+
+    def _cache(self, key: _Key, blocks: int) -> None:
+        self.cached_bytes += blocks * key[1]
+        self.captured_bytes += blocks * key[1] * key[2]
 
     def took(self, block: Block) -> None:
         self.live[block.pointer] = block
         self.live_bytes += block.capacity
         self.peak_live = max(self.peak_live, self.live_bytes)
-        self.peak_reserved = max(self.peak_reserved, self.live_bytes + self.cached_bytes)
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+
+    def drain(self, captured: bool) -> tuple[list[int], int]:
+        """Empty the lists, of captures too if asked; return what was in them, and its bytes."""
+        taken, nbytes = [], 0
+        for key in [key for key in self.free if captured or not key[2]]:
+            pointers = self.free.pop(key)
+            self._cache(key, -len(pointers))
+            taken += pointers
+            nbytes += key[1] * len(pointers)
+        return taken, nbytes
 
 
 class CachingPool:
     """Device memory by class, device and stream; see the module's docstring.
 
     Args:
-        driver: the device library.
+        driver: the device library (default: CUDA).
         limit: most bytes that one device may have reserved, None for the device's own limit.
 
     """
 
-    def __init__(self, driver: Driver, limit: int | None = None) -> None:
-        self._driver = driver
+    def __init__(self, driver: Driver | None = None, limit: int | None = None) -> None:
+        self._driver: Driver = CudaDriver() if driver is None else driver
         self._limit = limit
-        self._registry = threading.Lock()
+        self._registry = threading.RLock()
         self._pools: dict[int, _DevicePool] = {}
         self._process = os.getpid()
 
     def _pool(self, device: int) -> _DevicePool:
         with self._registry:
-            return self._pools.setdefault(device, _DevicePool())
+            pool = self._pools.get(device)
+            if pool is None:
+                pool = self._pools[device] = _DevicePool()
+            return pool
 
     def acquire(self, nbytes: int, stream: int | None = None) -> Block:
         """Return a block of at least ``nbytes`` on the current device, for ``stream``.
@@ -171,29 +173,30 @@ class CachingPool:
         Raises:
             OutOfMemory: none, even with the cache given back.
             RuntimeError: in a forked process, or a miss while the stream is captured.
+            ValueError: negative bytes, or the per-thread default stream.
 
         """
         self._check_process()
-        device = self._driver.current_device()
-        handle = self._driver.current_stream() if stream is None else stream
+        driver = self._driver
+        device = driver.current_device()
+        handle = driver.current_stream() if stream is None else same_stream(stream)
         capacity = capacity_of(nbytes)
+        captured = driver.capturing(handle)
         pool = self._pool(device)
         with pool.lock:
-            cached = pool.free.get((handle, capacity))
-            if cached:
-                block = Block(cached.pop(), nbytes, capacity, device, handle)
-                pool.hits += 1
-                pool.cached_bytes -= capacity
-            else:
-                if self._driver.capturing(handle):
+            pointer = pool.take((handle, capacity, captured))
+            if pointer is None and captured:
+                pointer = pool.take((handle, capacity, False))
+                if pointer is None:
                     raise RuntimeError(
                         f"pool: acquire of {nbytes} bytes found no cached block of {capacity} "
                         "while the stream is capturing, expected one; acquire and release one of "
                         "this size on this stream before the capture"
                     )
+            if pointer is None:
                 pointer = self._allocate(pool, device, capacity)
-                block = Block(pointer, nbytes, capacity, device, handle)
                 pool.misses += 1
+            block = Block(pointer, nbytes, capacity, device, handle, captured)
             pool.took(block)
         return block
 
@@ -201,15 +204,14 @@ class CachingPool:
         try:
             return self._from_driver(pool, device, capacity)
         except OutOfMemory:
-            self._give_back(pool, device)
+            self._give_back(pool, device, captured=False)
             return self._from_driver(pool, device, capacity)
 
     def _from_driver(self, pool: _DevicePool, device: int, capacity: int) -> int:
-        reserved = pool.live_bytes + pool.cached_bytes
-        if self._limit is not None and reserved + capacity > self._limit:
+        if self._limit is not None and pool.reserved + capacity > self._limit:
             raise OutOfMemory(
-                f"pool: device {device} has {reserved} bytes reserved and needs {capacity} more, "
-                f"expected at most {self._limit}; release blocks or raise the limit"
+                f"pool: device {device} has {pool.reserved} bytes reserved and needs {capacity} "
+                f"more, expected at most {self._limit}; release blocks or raise the limit"
             )
         return self._driver.allocate(device, capacity)
 
@@ -230,15 +232,16 @@ class CachingPool:
                     f"device {block.device}, expected one acquired and not yet released; release "
                     "once, to the pool that gave it"
                 )
-            del pool.live[block.pointer]
             for other in sorted(block._others):
                 self._driver.wait_for(block.device, block.stream, other)
-            pool.free[block.stream, block.capacity].append(block.pointer)
-            pool.live_bytes -= block.capacity
-            pool.cached_bytes += block.capacity
+            block.captured = block.captured or self._driver.capturing(block.stream)
+            pool.put(block)
 
-    def trim(self, device: int | None = None) -> int:
-        """Give all cached blocks of a device (default: of all) to the driver; returns bytes."""
+    def trim(self, device: int | None = None, captured: bool = False) -> int:
+        """Give cached blocks of a device (default: of all) to the driver; returns bytes.
+
+        ``captured`` says that the graphs which used blocks of captures are gone.
+        """
         self._check_process()
         with self._registry:
             chosen = [d for d in self._pools if device in (None, d)]
@@ -246,20 +249,18 @@ class CachingPool:
         for number in chosen:
             pool = self._pool(number)
             with pool.lock:
-                total += self._give_back(pool, number)
+                total += self._give_back(pool, number, captured)
         return total
 
-    def _give_back(self, pool: _DevicePool, device: int) -> int:
+    def _give_back(self, pool: _DevicePool, device: int, captured: bool) -> int:
         """Free what is cached; work that still uses it is waited for first."""
-        given = pool.cached_bytes
-        if given:
-            self._driver.synchronize(device)
-        for pointers in pool.free.values():
-            for pointer in pointers:
-                self._driver.free(device, pointer)
-        pool.free.clear()
-        pool.cached_bytes = 0
-        return given
+        if not pool.cached_bytes:
+            return 0
+        self._driver.synchronize(device)
+        taken, nbytes = pool.drain(captured)
+        for pointer in taken:
+            self._driver.free(device, pointer)
+        return nbytes
 
     def statistics(self) -> dict[int, Statistics]:
         """Return counts and bytes by device."""
@@ -273,7 +274,8 @@ class CachingPool:
                     pool.misses,
                     pool.live_bytes,
                     pool.cached_bytes,
-                    pool.live_bytes + pool.cached_bytes,
+                    pool.captured_bytes,
+                    pool.reserved,
                     pool.peak_live,
                     pool.peak_reserved,
                 )
@@ -288,8 +290,13 @@ class CachingPool:
             lines.append(" ".join([f"{device:>6}", *(f"{cell:>19,}" for cell in cells)]))
         return "\n".join(lines)
 
+    @property
+    def forked(self) -> bool:
+        """Whether this process is a fork of the one that made the pool."""
+        return os.getpid() != self._process
+
     def _check_process(self) -> None:
-        if os.getpid() != self._process:
+        if self.forked:
             raise RuntimeError(
                 "pool: got a call in a forked process, expected the one that made the pool; its "
                 "memory does not exist here, start processes with spawn and make a pool in each"

@@ -19,13 +19,14 @@ from rangeops.buffer import allocate, flat
 from rangeops.scalars import Scalars
 from rangeops.stream import current_reader
 
-_NUMPY = {
+NUMPY = {
     DType.FP32: "f4",
     DType.FP16: "f2",
     DType.BF16: "u2",
     DType.INT32: "i4",
     DType.INT8: "i1",
 }
+"""NumPy's type of each; bf16 are bits."""
 
 
 class Arena:
@@ -135,7 +136,8 @@ class Arena:
         """Return a zero-copy one-dimensional view of a byte range (CuPy or NumPy array)."""
         return self.memory[span.base_offset : span.base_offset + span.size].view(dtype)
 
-    def _tensor(self, tensor: DTensor | str) -> DTensor:
+    def tensor(self, tensor: DTensor | str) -> DTensor:
+        """Return the descriptor of a tensor of the plan by name; a descriptor returns itself."""
         if isinstance(tensor, DTensor):
             return tensor
         if self.plan is None:
@@ -146,10 +148,7 @@ class Arena:
 
     def __getitem__(self, tensor: DTensor | str) -> Any:
         """Return a zero-copy view of a tensor in its logical shape; bf16 comes as uint16 bits."""
-        t = self._tensor(tensor)
-        flat = self.view(Range(t.offset, t.nbytes), _NUMPY[t.dtype])
-        full = flat.reshape(t.padded_shape)
-        return full if t.padded_shape == t.shape else full[..., : t.shape[-1]]
+        return tensor_view(self.memory, self.tensor(tensor))
 
     def __setitem__(self, tensor: DTensor | str, values: Any) -> None:
         """Write a tensor from a scalar, a NumPy or a CuPy array; its padding is not touched."""
@@ -274,6 +273,14 @@ class Arena:
         import cupy
 
         return cupy
+
+
+def tensor_view(memory: Any, tensor: DTensor, start: int = 0) -> Any:
+    """Return a tensor in its logical shape in a byte array that begins at the arena's ``start``."""
+    first = tensor.offset - start
+    full = memory[first : first + tensor.nbytes].view(NUMPY[tensor.dtype])
+    full = full.reshape(tensor.padded_shape)
+    return full if tensor.padded_shape == tensor.shape else full[..., : tensor.shape[-1]]
 
 
 def private_arena(beside: Arena) -> Arena:

@@ -57,7 +57,7 @@ def given_span(op: RangeOp, operand: Operand, arena: Arena, given: Any) -> Range
             _check_dtype(label, operand, region.name, region.dtype)
         return arena.plan.range(*regions)
     if isinstance(given, str | DTensor):
-        tensor = arena._tensor(given)
+        tensor = arena.tensor(given)
         _check_dtype(
             label, operand, tensor.name, "half" if tensor.dtype.is_half else tensor.dtype.label
         )

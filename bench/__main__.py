@@ -9,15 +9,28 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from bench import amp, launches, peers, plot, rates, ratios, rows, steps, sweeps, trainer
+from bench import (
+    amp,
+    inputs,
+    launches,
+    peers,
+    plot,
+    pools,
+    rates,
+    ratios,
+    rows,
+    steps,
+    sweeps,
+    trainer,
+)
 from plan import PlanConfig
-from plan.models import MODELS, mlp, plan_model
+from plan.models import mlp, plan_model
 from rangeops import REGISTRY, Arena
 from rangeops.stream import gpu_count
 from rangeops.verify import Verdict, verify_all
@@ -50,26 +63,42 @@ def verify_table(device: str, quiet: bool) -> tuple[str, int]:
     return rows.table(lines, heads), sum(bool(v.difference) for s in found.values() for v in s)
 
 
-def timings(quick: bool, on_gpu: bool) -> Iterator[dict[str, Any]]:
-    """Yield all rows of the main job."""
+def timings(quick: bool, on_gpu: bool, only: Collection[str]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of the main job, of the parts in ``only`` (all where it is empty)."""
+    several = ("resnet50",) if quick else ("resnet50", "gpt2")
+    budget = 0.3 if quick else 1.5
     models = MODELS_TIMED[:2] if quick else MODELS_TIMED
-    for model in models:
-        budget = 0.3 if quick else 1.5
-        yield from steps.gpu_steps(model) if on_gpu else steps.cpu_steps(model, budget)
-    if on_gpu:
-        for model in ("resnet50",) if quick else ("resnet50", "vgg16_bn", "gpt2"):
-            yield from amp.amp_steps(model)
-        for model in ("resnet50",) if quick else ("resnet50", "gpt2"):
-            yield from ratios.ratio_steps(model)
-        for model in ("resnet50", "gpt2") if peers.have_torch() and not quick else ():
-            yield from trainer.trainer_steps(model)
+    if not on_gpu:
+        parts: list[tuple[str, Iterator[dict[str, Any]]]] = [
+            *(("steps", steps.cpu_steps(model, budget)) for model in models),
+        ]
+    else:
+        parts = [
+            *(("steps", steps.gpu_steps(model)) for model in models),
+            *(("amp", amp.amp_steps(m)) for m in (*several, *(() if quick else ("vgg16_bn",)))),
+            *(("ratios", ratios.ratio_steps(model)) for model in several),
+        ]
         if not quick:
-            yield from sweeps.tensor_sweep()
-            yield from ratios.ratio_sweep(sweeps.COUNTS, sweeps.specs_of)
-            yield from sweeps.size_sweep()
-        yield from rates.op_rates(rates.ELEMENTS >> (4 if quick else 0))
-        yield from launches.host_costs()
-    yield from launches.first_use()
+            trained = several if peers.have_torch() else ()
+            parts += [
+                *(("trainer", trainer.trainer_steps(model)) for model in trained),
+                ("sweeps", sweeps.tensor_sweep()),
+                ("sweeps", ratios.ratio_sweep(sweeps.COUNTS, sweeps.specs_of)),
+                ("sweeps", sweeps.size_sweep()),
+                ("pool", pools.allocators()),
+                ("input", inputs.input_paths()),
+            ]
+        parts += [
+            ("rates", rates.op_rates(rates.ELEMENTS >> (4 if quick else 0))),
+            ("host", launches.host_costs()),
+        ]
+    parts.append(("host", launches.first_use()))
+    for name, found in parts:
+        if not only or name in only:
+            yield from found
+
+
+PARTS = ("steps", "amp", "ratios", "trainer", "sweeps", "pool", "input", "rates", "host")
 
 
 def report(found: list[dict[str, Any]]) -> Iterable[str]:
@@ -89,7 +118,7 @@ def main() -> int:
     parser.add_argument(
         "--plot", type=Path, help="write a picture of steps and sweeps to this file"
     )
-    parser.add_argument("--models", nargs="*", choices=sorted(MODELS), help=argparse.SUPPRESS)
+    parser.add_argument("--only", nargs="*", default=(), choices=PARTS, help="these parts alone")
     options = parser.parse_args()
     on_gpu = gpu_count() > 0
     quiet = not sys.stderr.isatty()
@@ -97,9 +126,12 @@ def main() -> int:
     print(f"{rows.device_name()}; {versions}")
     if not on_gpu:
         print("No GPU: the same rules run on the CPU arena (numba.njit), against NumPy loops.")
-    text, wrong = verify_table("cuda" if on_gpu else "cpu", quiet)
-    print(f"\nEvery op against its NumPy twin\n\n{text}")
-    found = list(tqdm(timings(options.quick, on_gpu), desc="bench", unit=" rows", disable=quiet))
+    wrong = 0
+    if not options.only:
+        text, wrong = verify_table("cuda" if on_gpu else "cpu", quiet)
+        print(f"\nEvery op against its NumPy twin\n\n{text}")
+    timed = timings(options.quick, on_gpu, options.only)
+    found = list(tqdm(timed, desc="bench", unit=" rows", disable=quiet))
     print("\n".join(report(found)))
     if options.save:
         print(f"\nrows appended to {rows.save(found, options.results)}")

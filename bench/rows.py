@@ -150,6 +150,30 @@ TOPICS: dict[str, tuple[str, dict[str, str]]] = {
         {k: v for k, v in _STEP.items() if k not in ("gb_per_s", "share_of_copy")}
         | {"host_us": "host us", "host_us_unwatched": "unwatched"},
     ),
+    "pool": (
+        "Allocators on the trace of a training step (GPT-2 124M, bf16, ms a step of one thread)",
+        {
+            "case": "trace",
+            "subject": "allocator",
+            "ms": "ms",
+            "pairs_per_s": "take+give / s",
+            "ratio": "time / ours",
+            "driver_calls": "driver calls after warm-up",
+            "reserved_over_live": "reserved / peak live",
+        },
+    ),
+    "input": (
+        "Feeding a step from the host (ms a batch)",
+        {
+            "case": "batch",
+            "subject": "loop",
+            "ms": "ms",
+            "spread": "spread",
+            "gb_per_s": "GB/s",
+            "share_of_link": "share of the link",
+            "ratio": "time / ours",
+        },
+    ),
     "tensor-sweep": ("25.6 M parameters in n tensors", {**_STEP, "case": "tensors"}),
     "size-sweep": ("AdamW (FP32) against size", {**_STEP, "case": "parameters"}),
     "op-rate": (

@@ -1,7 +1,8 @@
 """Where kernels run in this process: on a GPU where there is one, else in Numba's simulator.
 
 The simulator has to be switched on before numba is imported, so this file does it first.
-``RANGEOPS_REQUIRE_GPU=1`` turns the absence of a GPU into a failure.
+``RANGEOPS_REQUIRE_GPU=1`` turns the absence of a GPU into a failure.  ``RANGEOPS_TEST_POOL=1``
+makes the caching pool the allocator of CuPy, Numba and arenas: every result has to stay the same.
 """
 
 from __future__ import annotations
@@ -19,7 +20,27 @@ import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 from plan import MemoryPlan, PlanConfig  # noqa: E402
-from rangeops import Arena  # noqa: E402
+from rangeops import Arena, arena  # noqa: E402
+
+if HAVE_GPU and os.environ.get("RANGEOPS_TEST_POOL") == "1":
+    import cupy
+
+    from rangeops.pool import CachingPool, use_in_cupy, use_in_numba
+
+    POOL = CachingPool()
+    use_in_numba(POOL)
+    use_in_cupy(POOL)
+    outside = arena.allocate
+
+    def inside(nbytes, device):
+        """Return memory of the pool, with whatever lies in it, where ``Arena`` asks for a GPU's."""
+        memory, simulated = outside(0, device)
+        if isinstance(memory, np.ndarray):
+            return outside(nbytes, device)
+        with memory.device:
+            return cupy.empty(nbytes, cupy.uint8), simulated
+
+    arena.allocate = inside
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import defaultdict
 from dataclasses import dataclass
 from typing import Any
@@ -96,50 +97,47 @@ class _DevicePool:
         self.free: defaultdict[_Key, list[int]] = defaultdict(list)
         self.live: dict[int, Block] = {}
         self.hits = self.misses = 0
-        self.live_bytes = self.cached_bytes = self.captured_bytes = 0
+        self.live_bytes = self.reserved = 0
         self.peak_live = self.peak_reserved = 0
-
-    @property
-    def reserved(self) -> int:
-        return self.live_bytes + self.cached_bytes
 
     def take(self, key: _Key) -> int | None:
         """Return the address of a cached block, None if the list is empty."""
         cached = self.free.get(key)
         if not cached:
             return None
-        pointer = cached.pop()
         self.hits += 1
-        self._cache(key, -1)
-        return pointer
+        return cached.pop()
 
-    def put(self, block: Block) -> None:
-        """Move a live block to its list."""
-        key = (block.stream, block.capacity, block.captured)
-        del self.live[block.pointer]
-        self.live_bytes -= block.capacity
-        self._cache(key, 1)
-        self.free[key].append(block.pointer)
-
-    def _cache(self, key: _Key, blocks: int) -> None:
-        self.cached_bytes += blocks * key[1]
-        self.captured_bytes += blocks * key[1] * key[2]
-
-    def took(self, block: Block) -> None:
-        self.live[block.pointer] = block
-        self.live_bytes += block.capacity
-        self.peak_live = max(self.peak_live, self.live_bytes)
+    def got(self, nbytes: int) -> None:
+        """Count a block that the driver gave."""
+        self.misses += 1
+        self.reserved += nbytes
         self.peak_reserved = max(self.peak_reserved, self.reserved)
 
-    def drain(self, captured: bool) -> tuple[list[int], int]:
-        """Empty the lists, of captures too if asked; return what was in them, and its bytes."""
-        taken, nbytes = [], 0
+    def cached(self, captured: bool = False) -> int:
+        """Return the bytes in lists, or in those of captures only."""
+        return sum(key[1] * len(some) for key, some in [*self.free.items()] if key[2] >= captured)
+
+    def drain(self, captured: bool) -> list[int]:
+        """Empty the lists, of captures too if asked; return what was in them."""
+        taken = []
         for key in [key for key in self.free if captured or not key[2]]:
             pointers = self.free.pop(key)
-            self._cache(key, -len(pointers))
+            self.reserved -= key[1] * len(pointers)
             taken += pointers
-            nbytes += key[1] * len(pointers)
-        return taken, nbytes
+        return taken
+
+
+_pools: weakref.WeakSet[CachingPool] = weakref.WeakSet()
+
+
+def _mark_forked() -> None:
+    for pool in _pools:
+        pool.forked = True
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_mark_forked)
 
 
 class CachingPool:
@@ -149,6 +147,9 @@ class CachingPool:
         driver: the device library (default: CUDA).
         limit: most bytes that one device may have reserved, None for the device's own limit.
 
+    Attributes:
+        forked: whether this process is a fork of the one that made the pool.
+
     """
 
     def __init__(self, driver: Driver | None = None, limit: int | None = None) -> None:
@@ -156,14 +157,15 @@ class CachingPool:
         self._limit = limit
         self._registry = threading.RLock()
         self._pools: dict[int, _DevicePool] = {}
-        self._process = os.getpid()
+        self.forked = False
+        _pools.add(self)
 
     def _pool(self, device: int) -> _DevicePool:
-        with self._registry:
-            pool = self._pools.get(device)
-            if pool is None:
-                pool = self._pools[device] = _DevicePool()
-            return pool
+        pool = self._pools.get(device)
+        if pool is None:
+            with self._registry:
+                pool = self._pools.setdefault(device, _DevicePool())
+        return pool
 
     def acquire(self, nbytes: int, stream: int | None = None) -> Block:
         """Return a block of at least ``nbytes`` on the current device, for ``stream``.
@@ -176,7 +178,8 @@ class CachingPool:
             ValueError: negative bytes, or the per-thread default stream.
 
         """
-        self._check_process()
+        if self.forked:
+            self._refuse_fork()
         driver = self._driver
         device = driver.current_device()
         handle = driver.current_stream() if stream is None else same_stream(stream)
@@ -195,9 +198,12 @@ class CachingPool:
                     )
             if pointer is None:
                 pointer = self._allocate(pool, device, capacity)
-                pool.misses += 1
+                pool.got(capacity)
             block = Block(pointer, nbytes, capacity, device, handle, captured)
-            pool.took(block)
+            pool.live[pointer] = block
+            pool.live_bytes += capacity
+            if pool.live_bytes > pool.peak_live:
+                pool.peak_live = pool.live_bytes
         return block
 
     def _allocate(self, pool: _DevicePool, device: int, capacity: int) -> int:
@@ -223,7 +229,8 @@ class CachingPool:
             RuntimeError: in a forked process.
 
         """
-        self._check_process()
+        if self.forked:
+            self._refuse_fork()
         pool = self._pool(block.device)
         with pool.lock:
             if pool.live.get(block.pointer) is not block:
@@ -232,17 +239,20 @@ class CachingPool:
                     f"device {block.device}, expected one acquired and not yet released; release "
                     "once, to the pool that gave it"
                 )
-            for other in sorted(block._others):
+            for other in block._others:
                 self._driver.wait_for(block.device, block.stream, other)
             block.captured = block.captured or self._driver.capturing(block.stream)
-            pool.put(block)
+            del pool.live[block.pointer]
+            pool.live_bytes -= block.capacity
+            pool.free[block.stream, block.capacity, block.captured].append(block.pointer)
 
     def trim(self, device: int | None = None, captured: bool = False) -> int:
         """Give cached blocks of a device (default: of all) to the driver; returns bytes.
 
         ``captured`` says that the graphs which used blocks of captures are gone.
         """
-        self._check_process()
+        if self.forked:
+            self._refuse_fork()
         with self._registry:
             chosen = [d for d in self._pools if device in (None, d)]
         total = 0
@@ -254,13 +264,15 @@ class CachingPool:
 
     def _give_back(self, pool: _DevicePool, device: int, captured: bool) -> int:
         """Free what is cached; work that still uses it is waited for first."""
-        if not pool.cached_bytes:
+        if not pool.cached():
             return 0
         self._driver.synchronize(device)
-        taken, nbytes = pool.drain(captured)
+        before = pool.reserved
+        taken = pool.drain(captured)
+        given = before - pool.reserved
         for pointer in taken:
             self._driver.free(device, pointer)
-        return nbytes
+        return given
 
     def statistics(self) -> dict[int, Statistics]:
         """Return counts and bytes by device."""
@@ -273,8 +285,8 @@ class CachingPool:
                     pool.hits,
                     pool.misses,
                     pool.live_bytes,
-                    pool.cached_bytes,
-                    pool.captured_bytes,
+                    pool.cached(),
+                    pool.cached(captured=True),
                     pool.reserved,
                     pool.peak_live,
                     pool.peak_reserved,
@@ -290,14 +302,8 @@ class CachingPool:
             lines.append(" ".join([f"{device:>6}", *(f"{cell:>19,}" for cell in cells)]))
         return "\n".join(lines)
 
-    @property
-    def forked(self) -> bool:
-        """Whether this process is a fork of the one that made the pool."""
-        return os.getpid() != self._process
-
-    def _check_process(self) -> None:
-        if self.forked:
-            raise RuntimeError(
-                "pool: got a call in a forked process, expected the one that made the pool; its "
-                "memory does not exist here, start processes with spawn and make a pool in each"
-            )
+    def _refuse_fork(self) -> None:
+        raise RuntimeError(
+            "pool: got a call in a forked process, expected the one that made the pool; its "
+            "memory does not exist here, start processes with spawn and make a pool in each"
+        )

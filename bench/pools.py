@@ -2,8 +2,8 @@
 
 The trace is what GPT-2 124M allocates in bf16, layer by layer: activations that live until the
 backward pass takes them, temporaries that go at once, gradients of activations.  "fixed" has the
-same lengths in every step, "variable" draws one a step.  Each thread runs the trace on a stream of
-its own; with several devices threads go round them.
+same lengths in every step, "variable" draws one a step, after a warm-up with each.  Each thread
+runs the trace on a stream of its own; with several devices threads go round them.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from bench.rows import row
 from rangeops.pool import CachingPool
 
 THREADS = (1, 2, 4, 8)
-WARM, STEPS = 3, 20
 LENGTHS = (256, 512, 768, 1024)
+WARM, STEPS = len(LENGTHS), 20
 BATCH, LAYERS, WIDTH, HEADS, VOCABULARY = 2, 12, 768, 12, 50257
 
 Event = tuple[bool, int, int]
@@ -74,7 +74,7 @@ def traces(variable: bool) -> list[list[Event]]:
     rng = np.random.default_rng(0)
     lengths = rng.choice(LENGTHS, WARM + STEPS) if variable else np.full(WARM + STEPS, 1024)
     if variable:
-        lengths[:WARM] = LENGTHS[-1:]
+        lengths[:WARM] = LENGTHS
     return [step_trace(int(n)) for n in lengths]
 
 
@@ -143,9 +143,11 @@ class Async(Allocator):
         from cupy.cuda import runtime
 
         self._runtime, self._stream, self._calls = runtime, cupy.cuda.get_current_stream, 0
+        runtime.deviceSynchronize()
         self._pools = []
         for device in range(runtime.getDeviceCount()):
             pool = runtime.deviceGetDefaultMemPool(device)
+            runtime.memPoolTrimTo(pool, 0)
             runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReleaseThreshold, 2**63 - 1)
             runtime.memPoolSetAttribute(pool, runtime.cudaMemPoolAttrReservedMemHigh, 0)
             self._pools.append(pool)

@@ -12,11 +12,16 @@ LEGACY = 1
 """The driver's name for the legacy default stream, which other libraries call handle 0."""
 
 
+def library() -> str:
+    """Return the file name of the driver's library."""
+    return "libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll"
+
+
 @cache
 def gpu_count() -> int:
     """Return the number of GPUs that the driver offers; 0 without a driver, in 2 ms."""
     try:
-        driver = ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
+        driver = ctypes.CDLL(library())
     except OSError:
         return 0
     count = ctypes.c_int(0)

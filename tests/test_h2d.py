@@ -261,6 +261,39 @@ def test_no_buffer_and_no_zone_is_written_while_it_is_read(late, depth):
 
 
 @pytest.mark.gpu
+def test_pinned_batches_are_copied_from_where_they_lie_and_may_be_rewritten():
+    import cupy
+
+    shape = (64, 32, 32, 4)
+    arena = inputs("cuda", shape=shape)
+    sums = cupy.zeros(12, cupy.float64)
+    slots = []
+    for _ in range(3):
+        data = np.frombuffer(cupy.cuda.alloc_pinned_memory(4 * 64 * 4096), np.float32, 64 * 4096)
+        label = np.frombuffer(cupy.cuda.alloc_pinned_memory(256), np.int32, 64)
+        slots.append((data.reshape(shape), label))
+
+    def loader():
+        for k in range(12):
+            data, label = slots[k % 3]
+            data[:], label[:] = batch(k, shape)
+            yield (data, label) if k != 5 else batch(k, shape)
+
+    prefetcher = Prefetcher(arena, loader(), pinned=True)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    cupy.cuda.Device().synchronize()
+    held = busy(prefetcher._lane._stream)
+    with stream:
+        for k, found in enumerate(prefetcher):
+            cupy.sum(found.data, dtype=cupy.float64, out=sums[k])
+    stream.synchronize()
+    want = [batch(k, shape)[0].sum(dtype=np.float64) for k in range(12)]
+    np.testing.assert_allclose(sums.get(), want, rtol=1e-12, atol=1e-9)
+    assert prefetcher._lane._held
+    del held
+
+
+@pytest.mark.gpu
 def test_a_step_captured_for_each_zone_is_replayed():
     import cupy
 

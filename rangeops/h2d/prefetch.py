@@ -45,6 +45,9 @@ class Prefetcher:
         pad: take batches of fewer samples; the rest is data 0 and label -1, ``batch.samples`` says
             how many are real.  Without it they are an error.
         depth: pinned buffers of a zone's size.
+        pinned: copy batches that lie in pinned memory, contiguous and of the planned dtypes, from
+            where they are.  The loader may write to a batch's memory again when it is asked for the
+            third batch behind it.
 
     Attributes:
         waited: seconds that the loop has waited for the loader.
@@ -52,14 +55,20 @@ class Prefetcher:
     """
 
     def __init__(
-        self, arena: Arena, loader: Iterable[Sequence[Any]], *, pad: bool = False, depth: int = 3
+        self,
+        arena: Arena,
+        loader: Iterable[Sequence[Any]],
+        *,
+        pad: bool = False,
+        depth: int = 3,
+        pinned: bool = False,
     ) -> None:
         if depth < 1:
             raise ValueError(f"Prefetcher: depth got {depth}, expected 1 or more")
         self._arena, self._loader, self._pad = arena, loader, pad
         self._zones = zones = [Zone(arena, name) for name in REGIONS]
         self._views = {z.name: (arena[z.data], arena[z.label]) for z in zones}
-        self._lane = GpuLane(arena, zones, depth) if arena.on_gpu else CpuLane(arena, zones)
+        self._lane = GpuLane(arena, zones, depth, pinned) if arena.on_gpu else CpuLane(arena)
         self._busy = threading.Lock()
         self.waited = 0.0
 
@@ -132,20 +141,19 @@ class _Feed:
 
     def _deliver(self, zone: Zone, batch: Sequence[Any], what: str) -> int | None:
         """Stage a batch and start its copy; None if the loop has ended meanwhile."""
-        if not self._lane.staged:
-            self.free.acquire()
-        slot = self._lane.take(zone)
-        with self._writing:
-            if self._stopped:
-                return None
-            count = zone.fill(slot.memory, batch, self._pad, what)
-        if self._lane.staged:
+        if not self._lane.ahead:
             self.free.acquire()
         with self._writing:
             if self._stopped:
                 return None
-            self._lane.send(slot, zone)
-        return count
+            staged, samples = self._lane.stage(zone, batch, self._pad, what)
+        if self._lane.ahead:
+            self.free.acquire()
+        with self._writing:
+            if self._stopped:
+                return None
+            self._lane.send(staged, zone)
+        return samples
 
     def stop(self) -> None:
         """End the thread; it may sit in the loader still, but writes and copies nothing more."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from plan import PlanError, Region
-from rangeops.arena import Arena, tensor_view
+from rangeops.arena import NUMPY, Arena, tensor_view
 from rangeops.h2d.staging import Ring, Slot, shaped, write
 
 REGIONS = {"a": (Region.I_A_LABEL, Region.I_A_DATA), "b": (Region.I_B_LABEL, Region.I_B_DATA)}
@@ -53,24 +53,35 @@ class Zone:
             view[samples:] = rest
         return samples
 
+    def in_place(self, batch: Sequence[Any]) -> list[tuple[int, np.ndarray]] | None:
+        """Return (offset in the zone, array) of a batch that lies in memory as the zone does."""
+        out = []
+        for tensor, values in ((self.data, batch[0]), (self.label, batch[1])):
+            array = np.asarray(values)
+            same = array.dtype == NUMPY[tensor.dtype] and array.shape == tensor.padded_shape
+            if not same or not array.flags.c_contiguous:
+                return None
+            out.append((tensor.offset - self.span.base_offset, array))
+        return out
+
 
 class CpuLane:
     """Batches of a CPU arena: the thread writes the zone itself, and there are no streams."""
 
-    staged = False
+    ahead = False
     here: AbstractContextManager[Any] = nullcontext()
 
-    def __init__(self, arena: Arena, zones: list[Zone]) -> None:
-        self._slots = {zone.name: Slot(arena.view(zone.span), None) for zone in zones}
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
 
     def begin(self) -> None:
         """Do nothing: work on a CPU arena ends before its call returns."""
 
-    def take(self, zone: Zone) -> Slot:
-        """Return the zone's memory."""
-        return self._slots[zone.name]
+    def stage(self, zone: Zone, batch: Sequence[Any], pad: bool, what: str) -> tuple[None, int]:
+        """Write a batch to its zone."""
+        return None, zone.fill(self._arena.view(zone.span), batch, pad, what)
 
-    def send(self, slot: Slot, zone: Zone) -> None:
+    def send(self, staged: None, zone: Zone) -> None:
         """Do nothing: the batch lies there."""
 
     def arrived(self, zone: Zone) -> None:
@@ -83,18 +94,19 @@ class CpuLane:
 class GpuLane:
     """Batches of a GPU: a ring, a copy stream, and two events a zone."""
 
-    staged = True
+    ahead = True
 
-    def __init__(self, arena: Arena, zones: list[Zone], depth: int) -> None:
+    def __init__(self, arena: Arena, zones: list[Zone], depth: int, pinned: bool) -> None:
         from cupy import cuda
 
-        self._arena, self._runtime = arena, cuda.runtime
+        self._arena, self._runtime, self._pinned = arena, cuda.runtime, pinned
         with cuda.Device(arena.device_id):
             self._stream = cuda.Stream(non_blocking=True)
             self._ring = Ring(max(zone.span.size for zone in zones), depth)
-            self._arrived, self._consumed = (
-                {zone.name: cuda.Event(disable_timing=True) for zone in zones} for _ in range(2)
+            self._arrived, self._consumed, self._left = (
+                {zone.name: cuda.Event(disable_timing=True) for zone in zones} for _ in range(3)
             )
+        self._held: dict[str, Any] = {}
 
     @property
     def here(self) -> Any:
@@ -109,15 +121,33 @@ class GpuLane:
             self._runtime.streamWaitEvent(self._stream.ptr, event.ptr)
             self._runtime.eventRecord(event.ptr, self._arena.current_stream())
 
-    def take(self, zone: Zone) -> Slot:
-        """Return the next pinned buffer, after the last copy out of it."""
-        return self._ring.take()
+    def stage(self, zone: Zone, batch: Sequence[Any], pad: bool, what: str) -> tuple[Any, int]:
+        """Write a batch to the next pinned buffer, or find that it lies in pinned memory."""
+        if self._pinned and (parts := self._of_pinned(zone, batch)) is not None:
+            return (parts, batch), len(parts[0][1])
+        slot = self._ring.take()
+        return slot, zone.fill(slot.memory, batch, pad, what)
 
-    def send(self, slot: Slot, zone: Zone) -> None:
-        """Copy a buffer to its zone, after the zone's last batch was consumed."""
+    def _of_pinned(self, zone: Zone, batch: Sequence[Any]) -> list[tuple[int, np.ndarray]] | None:
+        parts = zone.in_place(batch) if len(batch) == 2 else None
+        attributes = self._runtime.pointerGetAttributes
+        kinds = {attributes(array.ctypes.data).type for _, array in parts or ()}
+        return parts if kinds == {self._runtime.memoryTypeHost} else None
+
+    def send(self, staged: Any, zone: Zone) -> None:
+        """Copy a batch to its zone, after the zone's last batch was consumed."""
         stream = self._stream.ptr
         self._runtime.streamWaitEvent(stream, self._consumed[zone.name].ptr)
-        self._ring.send(slot, zone.ptr, zone.span.size, stream)
+        if self._held.pop(zone.name, None) is not None:
+            self._left[zone.name].synchronize()
+        if isinstance(staged, Slot):
+            self._ring.send(staged, zone.ptr, zone.span.size, stream)
+        else:
+            parts, self._held[zone.name] = staged
+            for offset, array in parts:
+                source = array.ctypes.data
+                self._runtime.memcpyAsync(zone.ptr + offset, source, array.nbytes, 1, stream)
+            self._runtime.eventRecord(self._left[zone.name].ptr, stream)
         self._runtime.eventRecord(self._arrived[zone.name].ptr, stream)
 
     def arrived(self, zone: Zone) -> None:

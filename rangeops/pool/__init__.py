@@ -11,9 +11,10 @@ blocks, so it holds less memory (tables in the README), and is the better choice
 """
 
 from rangeops.pool.allocators import memory_resource, use_in_cupy, use_in_numba
-from rangeops.pool.caching import Block, CachingPool, Statistics
+from rangeops.pool.caching import CachingPool, Statistics
 from rangeops.pool.classes import capacity_of, size_class
 from rangeops.pool.driver import CudaDriver, Driver, OutOfMemory
+from rangeops.pool.lists import Block
 
 __all__ = [
     "Block",

@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from rangeops.pool.caching import Block, CachingPool
+from rangeops.pool.caching import CachingPool
+from rangeops.pool.lists import Block
 from rangeops.stream import handle_of
 
 

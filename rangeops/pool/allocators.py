@@ -2,7 +2,7 @@
 
 All take blocks for CuPy's current stream (cuda.core for the stream it is given).  Work of another
 stream on such an array has to be finished, or ordered before its release, as with CuPy's own pool;
-with Numba, run under ``cupy.cuda.ExternalStream`` of the stream that the kernels are launched on.
+with Numba, run under ``cupy.cuda.Stream.from_external`` of the stream that the kernels run on.
 """
 
 from __future__ import annotations

@@ -84,6 +84,7 @@ FP32_SCALARS: dict[str, float] = {
     "bn_eps": 1e-5,
     "bn_momentum": 0.1,
     "dropout_seed": 0.0,
+    "ranks": 1.0,
     "loss_scale": 1.0,
     "grad_scale": 1.0,
     "grad_norm": 0.0,
@@ -104,6 +105,7 @@ INT32_SCALARS: dict[str, int] = {
     "floor_hits": 0,
     "first_nonfinite": 2**31 - 1,
     "nonfinite_granule": 2**31 - 1,
+    "poisoned": 0,
     "ticket": 0,
 }
 """Name -> value in a fresh arena.  From ``step`` on they are changed by the device."""

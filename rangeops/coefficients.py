@@ -11,7 +11,8 @@ loss scale into both, in float64, rounded once to float32:
     step_size, keep = lr / bc1, 1 - lr * wd            (row)
     inv_sqrt_bc2    = 1 / sqrt(bc2)                    (block)
     clip     = min(1, clip_norm / (norm + 1e-6))       (with the global norm and clip_norm > 0)
-    grad     = +-clip / grad_scale                     (block; minus: maximize)
+    grad     = +-clip / (grad_scale * ranks)           (block; minus: maximize; ranks: the
+                                                        gradients are a sum over so many)
     ema      = max(1-decay, 9 / (9 + t))               (block; with warm-up)
     momentum, 1-dampening = (0, 1) at the first step   (block; lookahead keeps the momentum)
     look_gradient, look_moment = (0, 1), or (1, momentum) with nesterov                (block)
@@ -62,6 +63,7 @@ BLOCK_SCALARS = (
     "one_minus_beta1",
     "one_minus_beta2",
     "grad_scale",
+    "ranks",
     "one_minus_ema_decay",
     "momentum",
     "one_minus_dampening",
@@ -84,7 +86,7 @@ def rules(x: Any) -> tuple[Any, Any]:
     """Return (block, row) compiled for vocabulary ``x``.
 
     ``block(s, step, norm, clip_norm, options)`` takes the scalars (1-beta1, 1-beta2, grad_scale,
-    1-ema_decay, momentum, 1-dampening, beta1, eps) and gives bc1 as float64, then the block's 14
+    ranks, 1-ema_decay, momentum, 1-dampening, beta1, eps) and gives bc1 as float64, then the block's 14
     float32 in order.  ``row(lr, weight_decay, group_lr, group_decay, bc1, options)`` gives lr,
     step_size, keep, weight decay, scale and rate as float32.
     """
@@ -104,7 +106,7 @@ def rules(x: Any) -> tuple[Any, Any]:
     power = x.device(power)
 
     def block(s, step, norm, clip_norm, options):
-        omb1, omb2, grad_scale, one_minus_ema, momentum, one_minus_dampening, beta1, eps = s
+        omb1, omb2, grad_scale, ranks, one_minus_ema, momentum, one_minus_dampening, beta1, eps = s
         t = int64(step)
         bc1 = float64(1.0)
         bc2 = float64(1.0)
@@ -117,7 +119,7 @@ def rules(x: Any) -> tuple[Any, Any]:
             clip = float64(clip_norm) / (norm + float64(CLIP_EPS))
         if not (clip < float64(1.0)):
             clip = float64(1.0)
-        grad = float32(clip / float64(grad_scale))
+        grad = float32(clip / (float64(grad_scale) * float64(ranks)))
         if options & MAXIMIZE:
             grad = -grad
         ema = one_minus_ema

@@ -23,7 +23,7 @@ _COMPLEMENTS = {
 }
 _SHORT_OF_ONE = ("beta1", "beta2")
 _UP_TO_ONE = ("ema_decay", "dampening", "one_minus_ema_decay", "one_minus_dampening")
-_POSITIVE = ("eps", "loss_scale", "grad_scale", "min_loss_scale", "max_loss_scale")
+_POSITIVE = ("eps", "loss_scale", "grad_scale", "min_loss_scale", "max_loss_scale", "ranks")
 _POSITIVE_INT = ("growth_interval", "hysteresis", "batch_size", "global_batch_size")
 
 NAMES = frozenset(FP32_SCALARS) | frozenset(INT32_SCALARS) | frozenset(_COMPLEMENTS)

@@ -2,8 +2,9 @@
 
     found_inf = 0:   step += 1;  block and rows as in ``rangeops.coefficients``;  skip_step = 0
     found_inf = 1:   skip_step = 1;  skipped_steps += 1;  step, block and rows stay
+    poisoned = 1:    skip_step = 1 and nothing else: a collective before this step has failed
     always:          found_inf = 0; the first non-finite granule is kept for the host
-    global_norm:     grad_norm = sqrt(totals) / grad_scale, and the gradients are clipped by it
+    global_norm:     grad_norm = sqrt(totals) / (grad_scale * ranks), and the gradients are clipped
     loss_scaling:    then grad_scaling's rule, so that a step needs no launch of its own for it
 
 One thread a tensor writes that tensor's row; the last block to finish moves the counters, after
@@ -25,13 +26,14 @@ from rangeops.ops.scaling import scaling_body, scaling_twin
 LR, DECAY = fp32_index("lr"), fp32_index("weight_decay")
 CLIP_NORM, GRAD_NORM = fp32_index("clip_norm"), fp32_index("grad_norm")
 GRAD_SCALE, LOSS_SCALE = fp32_index("grad_scale"), fp32_index("loss_scale")
-OMB1, OMB2, _, EMA, MOMENTUM, DAMPENING, BETA1, EPS = map(fp32_index, at.BLOCK_SCALARS)
+OMB1, OMB2, _, RANKS, EMA, MOMENTUM, DAMPENING, BETA1, EPS = map(fp32_index, at.BLOCK_SCALARS)
 STEP, FOUND_INF, SKIP_STEP = (
     int32_index("step"),
     int32_index("found_inf"),
     int32_index("skip_step"),
 )
 SKIPPED, TICKET = int32_index("skipped_steps"), int32_index("ticket")
+POISONED = int32_index("poisoned")
 FIRST, LATCHED = int32_index("first_nonfinite"), int32_index("nonfinite_granule")
 NONE_FOUND = 2**31 - 1
 
@@ -46,11 +48,12 @@ def _parts(x: Any) -> Any:
         if options & at.GLOBAL_NORM:
             for j in range(count):
                 total = total + totals[j]
-        return sqrt(total) / float64(s[GRAD_SCALE])
+        return sqrt(total) / (float64(s[GRAD_SCALE]) * float64(s[RANKS]))
 
     def evaluate(s, k, norm, options):
         scalars = (
-            s[OMB1], s[OMB2], s[GRAD_SCALE], s[EMA], s[MOMENTUM], s[DAMPENING], s[BETA1], s[EPS],
+            s[OMB1], s[OMB2], s[GRAD_SCALE], s[RANKS], s[EMA], s[MOMENTUM], s[DAMPENING],
+            s[BETA1], s[EPS],
         )  # fmt: skip
         return block(scalars, int64(k[STEP]) + int64(1), norm, s[CLIP_NORM], options)
 
@@ -83,6 +86,10 @@ def _parts(x: Any) -> Any:
     scale = scaling_body(x)
 
     def count(s, k, found, norm, options):
+        if k[POISONED] != 0:
+            k[SKIP_STEP] = int32(1)
+            k[FOUND_INF] = int32(0)
+            return
         if options & at.GLOBAL_NORM:
             s[GRAD_NORM] = float32(norm)
         if found != 0:
@@ -108,7 +115,7 @@ def _gpu(x: Any) -> Any:
 
     def begin(s, k, c, groups, group_of, totals, options, tensors, sums):
         i = thread()
-        found = k[FOUND_INF]
+        found = k[FOUND_INF] | k[POISONED]
         norm = global_norm(s, totals, sums, options)
         if found == 0 and i < tensors:
             bc1, filled = evaluate(s, k, norm, options)
@@ -128,7 +135,7 @@ def _cpu(x: Any) -> Any:
     global_norm, evaluate, write_block, write_row, count = _parts(x)
 
     def begin(s, k, c, groups, group_of, totals, options, tensors, sums, start, stop):
-        found = k[FOUND_INF]
+        found = k[FOUND_INF] | k[POISONED]
         norm = global_norm(s, totals, sums, options)
         if found == 0:
             bc1, filled = evaluate(s, k, norm, options)
@@ -171,7 +178,7 @@ def _twin() -> Any:
             s[OMB2],
             np.float32(1 / np.sqrt(bc2)),
             s[EPS],
-            clip / np.float64(s[GRAD_SCALE]),
+            clip / (np.float64(s[GRAD_SCALE]) * np.float64(s[RANKS])),
             ema,
             s[MOMENTUM] if t > 1 else 0,
             s[DAMPENING] if t > 1 else 1,
@@ -191,10 +198,14 @@ def _twin() -> Any:
         rows[:, at.SCALE], rows[:, at.RATE] = (1, rate) if options & at.LR_OUTSIDE else (rate, 1)
 
     def twin(s, k, c, groups, group_of, totals, options, tensors, sums):
+        if k[POISONED]:
+            k[SKIP_STEP], k[FOUND_INF] = 1, 0
+            return
         norm = np.float64(0)
         if options & at.GLOBAL_NORM:
             with np.errstate(all="ignore"):
-                norm = np.sqrt(sum(totals[:sums], start=norm)) / np.float64(s[GRAD_SCALE])
+                scale = np.float64(s[GRAD_SCALE]) * np.float64(s[RANKS])
+                norm = np.sqrt(sum(totals[:sums], start=norm)) / scale
                 s[GRAD_NORM] = norm
         if k[FOUND_INF]:
             k[SKIPPED] += 1

@@ -86,9 +86,9 @@ def rules(x: Any) -> tuple[Any, Any]:
     """Return (block, row) compiled for vocabulary ``x``.
 
     ``block(s, step, norm, clip_norm, options)`` takes the scalars (1-beta1, 1-beta2, grad_scale,
-    ranks, 1-ema_decay, momentum, 1-dampening, beta1, eps) and gives bc1 as float64, then the block's 14
-    float32 in order.  ``row(lr, weight_decay, group_lr, group_decay, bc1, options)`` gives lr,
-    step_size, keep, weight decay, scale and rate as float32.
+    ranks, 1-ema_decay, momentum, 1-dampening, beta1, eps) and gives bc1 as float64, then the
+    block's 14 float32 in order.  ``row(lr, weight_decay, group_lr, group_decay, bc1, options)``
+    gives lr, step_size, keep, weight decay, scale and rate as float32.
     """
     float32, float64, int64, sqrt = x.float32, x.float64, x.int64, x.sqrt
 

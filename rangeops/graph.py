@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from rangeops.arena import Arena
-from rangeops.launch import BoundLaunch
 from rangeops.stream import current_reader, handle_of
 
 
@@ -20,8 +19,8 @@ class Graph:
 
     Args:
         arena: the arena that the launches work on.
-        calls: bound launches, and functions without arguments that enqueue work on CuPy's
-            current stream.
+        calls: bound launches (whatever says ``on_stream`` and takes a stream), and functions
+            without arguments that enqueue work on CuPy's current stream.
 
     Raises:
         Whatever a call raises; the capture is ended first and the stream is usable.
@@ -30,6 +29,7 @@ class Graph:
 
     def __init__(self, arena: Arena, calls: Sequence[Callable[..., Any]]) -> None:
         self._calls = tuple(calls)
+        self._graph: Any = None
         self._executable: Any = None
         if arena.on_gpu:
             self._capture(arena)
@@ -50,6 +50,11 @@ class Graph:
         self._executable = graph.graphExec
         self._launch = cupy.cuda.runtime.graphLaunch
 
+    def close(self) -> None:
+        """Destroy the graph now; it replays no more.  Work that was launched goes on."""
+        self._graph = self._executable = None
+        self._calls = ()
+
     def replay(self, stream: Any = None) -> None:
         """Launch the graph on ``stream`` (default: the framework's current one)."""
         if self._executable is None:
@@ -61,7 +66,7 @@ class Graph:
 
 
 def _enqueue(call: Callable[..., Any], handle: int) -> None:
-    if isinstance(call, BoundLaunch):
+    if getattr(call, "on_stream", False):
         call(handle)
     else:
         call()

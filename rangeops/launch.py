@@ -66,6 +66,8 @@ class BoundLaunch:
 
     """
 
+    on_stream = True
+
     def __init__(self, made: Binding) -> None:
         self.binding = made
         kernel = made.op.kernel

@@ -2,6 +2,7 @@
 
 from rangeops.op import REGISTRY
 from rangeops.ops.adam import adam, adamw
+from rangeops.ops.average import average, average_half
 from rangeops.ops.cast import cast_fp16_to_fp32, cast_fp32_to_fp16
 from rangeops.ops.ema import ema, sema_switch
 from rangeops.ops.finite import check_nan
@@ -25,6 +26,8 @@ __all__ = [
     "accumulate_metrics",
     "adam",
     "adamw",
+    "average",
+    "average_half",
     "begin_step",
     "cast_fp16_to_fp32",
     "cast_fp32_to_fp16",

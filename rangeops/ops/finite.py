@@ -2,7 +2,7 @@
 
     found_inf = 1            if any exponent is all ones (NaN, +-inf), bits only, no arithmetic
     first_nonfinite = min    granule of the first such element, for its tensor's name
-    x = clamp(x, +-clip_value*grad_scale)     with clip=True, after the flag
+    x = clamp(x, +-clip_value*grad_scale*ranks)     with clip=True, after the flag
 
 Elements below ``half0`` are FP32 (``g``), those from it on half (``h``), so one launch checks a
 whole mixed-precision model.  A value is refused by its bits (IEEE 754-2019, 3.4), which no
@@ -26,6 +26,7 @@ from rangeops.ops.cast import from_half, to_half
 
 FOUND_INF, FIRST = int32_index("found_inf"), int32_index("first_nonfinite")
 CLIP_VALUE, GRAD_SCALE = fp32_index("clip_value"), fp32_index("grad_scale")
+RANKS = fp32_index("ranks")
 
 BLOCK_ELEMENTS = 2048
 """Elements a block of 128 threads checks: with half as many, 16 bytes of halves a thread, the rate
@@ -90,7 +91,7 @@ def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
         t = thread()
         base = (t >> int64(7)) * int64(BLOCK_ELEMENTS)
         lane = t & int64(127)
-        bound = s[CLIP_VALUE] * s[GRAD_SCALE]
+        bound = s[CLIP_VALUE] * s[GRAD_SCALE] * s[RANKS]
         plain = min(half0, n)
         if base < plain:
             for r in range(BLOCK_ELEMENTS // 512):
@@ -127,7 +128,7 @@ def _check_cpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
     exponent, mask = _EXPONENT[half], 0x7F800000
 
     def check(g, h, s, k, half0, granule0, n, start, stop):
-        bound = s[CLIP_VALUE] * s[GRAD_SCALE]
+        bound = s[CLIP_VALUE] * s[GRAD_SCALE] * s[RANKS]
         for first in range(start, stop, GRANULE):
             last = min(first + GRANULE, stop)
             bad = 0
@@ -158,7 +159,7 @@ def _check_twin(*, half: str | None, half_grad: bool, clip: bool) -> Any:
         halves = from_half(h, half) if half_grad else np.zeros(0, np.float32)
         bad = np.flatnonzero(~np.isfinite(np.concatenate([plain, halves])))
         with np.errstate(all="ignore"):
-            bound = s[CLIP_VALUE] * s[GRAD_SCALE]
+            bound = s[CLIP_VALUE] * s[GRAD_SCALE] * s[RANKS]
             if clip and bound > 0:
                 plain[:] = np.clip(plain, -bound, bound)
                 if half_grad:

@@ -1,0 +1,33 @@
+"""Ranks: data-parallel training, a process a GPU (or a CPU arena), started by torchrun or by hand.
+
+    with World() as world:                      # who am I, who are the others
+        ranks = Ranks(arena, world)             # same plan everywhere, NCCL or sockets
+        step = ReplicatedStep(ranks, lr=1e-3)   # or ShardedStep: ZeRO-1
+        ...backward pass...; step()
+
+A rank that dies is noticed in milliseconds, one that hangs after 5 s; the others raise
+``RankLost``, or if they sit in a driver call end 10 s later with its sentence and status 1.  What
+is promised then: weights, moments and step are those of the last finished update on every rank.
+Not promised: going on in the same processes.
+"""
+
+from rangeops.ranks.collectives import Collective, Ranks
+from rangeops.ranks.communicator import Call, Communicator, CpuCommunicator, RankMismatch
+from rangeops.ranks.place import Place, place
+from rangeops.ranks.step import ReplicatedStep, ShardedStep
+from rangeops.ranks.world import RankLost, World
+
+__all__ = [
+    "Call",
+    "Collective",
+    "Communicator",
+    "CpuCommunicator",
+    "Place",
+    "RankLost",
+    "RankMismatch",
+    "Ranks",
+    "ReplicatedStep",
+    "ShardedStep",
+    "World",
+    "place",
+]

@@ -1,0 +1,109 @@
+"""Meeting: rank 0 listens, the others connect, and each says who it is.
+
+Two connections a rank: one for control, which stays free for signs of life, one for data.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from rangeops.ranks import wire
+from rangeops.ranks.place import Place
+
+MAGIC = "rangeops ranks 1"
+TICK = 0.2
+"""Seconds after which whoever waits on a connection looks whether to go on."""
+
+Sockets = dict[int, socket.socket]
+
+
+def meet(where: Place, timeout: float) -> tuple[Sockets, Sockets]:
+    """Return the control and the data connections by rank, once all ranks are there.
+
+    Raises:
+        TimeoutError: not all came. ValueError: they disagree on who they are.
+
+    """
+    control: Sockets = {}
+    data: Sockets = {}
+    if where.rank == 0:
+        _gather(where, timeout, control, data)
+    else:
+        control[0], data[0] = (_join(where, name, timeout) for name in ("control", "data"))
+    for sock in (*control.values(), *data.values()):
+        sock.settimeout(TICK)
+    return control, data
+
+
+def _gather(where: Place, timeout: float, control: Sockets, data: Sockets) -> None:
+    end = time.monotonic() + timeout
+    with socket.create_server((where.address, where.port), backlog=2 * where.size) as server:
+        while len(control) + len(data) < 2 * (where.size - 1):
+            server.settimeout(max(0.01, end - time.monotonic()))
+            try:
+                sock, _ = server.accept()
+            except TimeoutError:
+                missing = set(range(1, where.size)) - set(control)
+                raise TimeoutError(
+                    f"ranks: ranks {sorted(missing)} did not come to {where.address}:"
+                    f"{where.port} in {timeout:.0f} s, expected {where.size}; are they started "
+                    "with the same MASTER_ADDR and RANGEOPS_PORT (or MASTER_PORT)?"
+                ) from None
+            _admit(where, wire.connection(sock), {"control": control, "data": data})
+
+
+def _admit(where: Place, sock: socket.socket, channels: dict[str, Sockets]) -> None:
+    """Take one connection in, if it speaks our language and belongs here."""
+    sock.settimeout(5.0)
+
+    def give_up() -> None:
+        raise wire.Closed("nothing came")
+
+    try:
+        _, hello = wire.receive(sock, None, give_up)
+        channel = channels[hello["channel"]]
+        peer, fault = int(hello["rank"]), ""
+        if hello["magic"] != MAGIC:
+            fault = f"magic got {hello['magic']!r}, expected {MAGIC!r}"
+        elif hello["size"] != where.size:
+            fault = f"rank {peer} expects {hello['size']} ranks, rank 0 {where.size}"
+        elif not 0 < peer < where.size or peer in channel:
+            fault = f"rank {peer} came twice or is none of 1 .. {where.size - 1}"
+        wire.send(sock, wire.OBJECT, fault)
+    except (wire.Closed, ValueError, TypeError, KeyError):
+        sock.close()  # no rank of ours: a scanner, or another program
+        return
+    if fault:
+        sock.close()
+        raise ValueError(f"ranks: {fault}; start all ranks with one WORLD_SIZE and own RANKs")
+    channel[peer] = sock
+
+
+def _join(where: Place, channel: str, timeout: float) -> socket.socket:
+    end = time.monotonic() + timeout
+    while True:
+        try:
+            sock = socket.create_connection((where.address, where.port), timeout=5.0)
+            break
+        except OSError as error:
+            if time.monotonic() > end:
+                raise TimeoutError(
+                    f"ranks: rank {where.rank} found nobody at {where.address}:{where.port} in "
+                    f"{timeout:.0f} s ({error}), expected rank 0; is it started, with the same "
+                    "MASTER_ADDR and RANGEOPS_PORT (or MASTER_PORT)?"
+                ) from None
+            time.sleep(0.02)
+    wire.connection(sock).settimeout(TICK)
+    hello = {"magic": MAGIC, "rank": where.rank, "size": where.size, "channel": channel}
+    wire.send(sock, wire.OBJECT, hello)
+
+    def waiting() -> None:
+        if time.monotonic() > end:
+            raise TimeoutError(f"ranks: rank 0 at {where.address}:{where.port} says nothing")
+
+    _, fault = wire.receive(sock, None, waiting)
+    if fault:
+        sock.close()
+        raise ValueError(f"ranks: {fault}; start all ranks with one WORLD_SIZE and own RANKs")
+    return sock

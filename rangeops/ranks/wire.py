@@ -1,0 +1,92 @@
+"""Wire: messages over a socket, a length and a kind before each."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+HEAD = struct.Struct("<QB")
+"""Bytes of the message, kind."""
+
+BEAT, LEAVE, LOST, OBJECT, BYTES = range(5)
+"""Kinds: sign of life; the sender ends well; a rank is lost; a JSON object; raw bytes."""
+
+
+class Closed(ConnectionError):
+    """The other end is gone."""
+
+
+def connection(found: socket.socket) -> socket.socket:
+    """Return a socket without delays for small messages."""
+    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return found
+
+
+def send(
+    sock: socket.socket, kind: int, content: Any = b"", still: Callable[[], None] = lambda: None
+) -> None:
+    """Send one message; ``content`` is bytes, or for the kinds of objects what JSON can hold.
+
+    ``still`` is called whenever nothing could go for a while, and may raise to give up.
+
+    Raises:
+        Closed: the other end is gone.
+
+    """
+    body = json.dumps(content).encode() if kind in (LOST, OBJECT) else content
+    view = memoryview(body).cast("B")
+    for part in (memoryview(HEAD.pack(view.nbytes, kind)), view):
+        done = 0
+        while done < part.nbytes:
+            try:
+                done += sock.send(part[done:])
+            except TimeoutError:
+                still()
+            except OSError as error:
+                raise Closed(str(error)) from error
+
+
+def parse(body: bytes) -> Any:
+    """Return the object of a message."""
+    return json.loads(body) if body else None
+
+
+def receive(sock: socket.socket, into: memoryview | None, still: Callable[[], None]) -> Any:
+    """Receive one message; bytes go ``into`` a view of their length.
+
+    ``still`` is called whenever nothing came for a while, and may raise to give up.  The socket
+    has a time-out for that.
+
+    Raises:
+        Closed: the other end is gone.
+
+    """
+    head = bytearray(HEAD.size)
+    _fill(sock, memoryview(head), still)
+    nbytes, kind = HEAD.unpack(head)
+    if kind == BYTES:
+        if into is None or into.nbytes != nbytes:
+            into = memoryview(bytearray(nbytes))
+        _fill(sock, into, still)
+        return kind, into
+    body = bytearray(nbytes)
+    _fill(sock, memoryview(body), still)
+    return kind, parse(bytes(body))
+
+
+def _fill(sock: socket.socket, view: memoryview, still: Callable[[], None]) -> None:
+    done = 0
+    while done < view.nbytes:
+        try:
+            got = sock.recv_into(view[done:])
+        except TimeoutError:
+            still()
+            continue
+        except OSError as error:
+            raise Closed(str(error)) from error
+        if not got:
+            raise Closed("the connection ended")
+        done += got

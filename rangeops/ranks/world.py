@@ -1,0 +1,260 @@
+"""World: the processes of one training, how they meet, and how they notice that one is gone.
+
+Rank 0 listens and the others connect, once for control and once for data.  The control
+connections stay open as failure detector: a killed process ends its connection (noticed in
+milliseconds), a stopped one sends no sign of life (noticed after ``deadline`` seconds).  Rank 0
+tells the others whom it lost, so every rank names the same one.  Whoever waits in here raises
+``RankLost`` then; a process that still has not ended ``grace`` seconds later (its main thread may
+sit in a driver call) says the sentence and ends with status 1.
+
+A star through rank 0 serves bootstrap and the CPU; gradients of GPUs go by NCCL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import selectors
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rangeops.ranks import wire
+from rangeops.ranks.meeting import TICK, Sockets, meet
+from rangeops.ranks.place import Place, place
+
+
+class RankLost(RuntimeError):
+    """A rank is gone; the training cannot go on in this process.
+
+    Attributes:
+        rank: the lost one.
+
+    """
+
+    def __init__(self, sentence: str, rank: int) -> None:
+        super().__init__(sentence)
+        self.rank = rank
+
+
+class World:
+    """The ranks that this process trains with; use it in a ``with`` block, or ``close`` it.
+
+    Args:
+        where: this rank's place (default: as the environment says).
+        timeout: seconds to wait for all ranks to come.
+        deadline: seconds without a sign of life after which a rank is lost.
+        grace: seconds between a loss and this process's forced end.
+
+    Attributes:
+        rank, size, local_rank: see ``Place``.
+
+    Raises:
+        TimeoutError: not all came. ValueError: they disagree on how many they are.
+
+    """
+
+    def __init__(
+        self,
+        where: Place | None = None,
+        *,
+        timeout: float = 60.0,
+        deadline: float = 5.0,
+        grace: float = 10.0,
+    ) -> None:
+        self.place = place() if where is None else where
+        self.rank, self.size = self.place.rank, self.place.size
+        self.local_rank = self.place.local_rank
+        self.doing = "its start"
+        self._deadline, self._grace = deadline, grace
+        self._lost: RankLost | None = None
+        self._listeners: list[Callable[[], None]] = []
+        self.left: set[int] = set()
+        self._closed = threading.Event()
+        self._control: Sockets = {}
+        self.data: Sockets = {}
+        if self.size == 1:
+            return
+        self._control, self.data = meet(self.place, timeout)
+        self._inbox: dict[int, queue.SimpleQueue[Any]] = {
+            peer: queue.SimpleQueue() for peer in self._control
+        }
+        self._sending = {peer: threading.Lock() for peer in self._control}
+        self._heard = dict.fromkeys(self._control, time.monotonic())
+        for sock in (*self._control.values(), *self.data.values()):
+            sock.settimeout(TICK)
+        self._watcher = threading.Thread(target=self._watch, name="rangeops ranks", daemon=True)
+        self._watcher.start()
+
+    def __enter__(self) -> World:
+        """Return itself."""
+        return self
+
+    def __exit__(self, kind: Any, *rest: Any) -> None:
+        """Leave in peace, or after an error without a word, which the others take as a loss."""
+        self.close(peaceful=kind is None)
+
+    # Noticing
+
+    def _watch(self) -> None:
+        """Send signs of life and read the control connections, until the world is closed."""
+        buffers = {peer: bytearray() for peer in self._control}
+        with selectors.DefaultSelector() as selector:
+            for peer, sock in self._control.items():
+                selector.register(sock, selectors.EVENT_READ, peer)
+            beat = 0.0
+            while not self._closed.is_set():
+                now = time.monotonic()
+                if now >= beat:
+                    beat = now + self._deadline / 5
+                    for peer in self._control:
+                        self._push(peer, wire.BEAT)
+                for key, _ in selector.select(TICK):
+                    if not self._read(key.data, buffers[key.data]):
+                        selector.unregister(key.fileobj)
+                self._look_at_the_clock()
+
+    def _read(self, peer: int, buffer: bytearray) -> bool:
+        """Take what a peer sent; return whether its connection goes on."""
+        try:
+            got = self._control[peer].recv(1 << 16)
+        except TimeoutError:
+            return True
+        except OSError:
+            got = b""
+        if not got:
+            if peer not in self.left:
+                self._lose(peer, "its connection ended")
+            return False
+        self._heard[peer] = time.monotonic()
+        buffer += got
+        while len(buffer) >= wire.HEAD.size:
+            nbytes, kind = wire.HEAD.unpack_from(buffer)
+            if len(buffer) < wire.HEAD.size + nbytes:
+                break
+            body = bytes(buffer[wire.HEAD.size : wire.HEAD.size + nbytes])
+            del buffer[: wire.HEAD.size + nbytes]
+            if kind == wire.LEAVE:
+                self.left.add(peer)
+                self._inbox[peer].put(None)
+            elif kind == wire.LOST:
+                self._lose(*wire.parse(body))
+            elif kind == wire.OBJECT:
+                self._inbox[peer].put([wire.parse(body)])
+        return True
+
+    def _look_at_the_clock(self) -> None:
+        now = time.monotonic()
+        for peer, heard in self._heard.items():
+            if now - heard > self._deadline and peer not in self.left:
+                self._lose(peer, f"no sign of life for {self._deadline:g} s")
+
+    def _tell(self, peer: int, kind: int, content: Any = b"") -> None:
+        with contextlib.suppress(wire.Closed), self._sending[peer]:
+            wire.send(self._control[peer], kind, content, self.check)
+
+    def _push(self, peer: int, kind: int, content: Any = b"") -> None:
+        """Send a message from the watching thread, which waits for nobody."""
+
+        def give_up() -> None:
+            raise wire.Closed("it takes nothing")
+
+        lock = self._sending[peer]
+        if lock.acquire(timeout=0.05):
+            try:
+                wire.send(self._control[peer], kind, content, give_up)
+            except wire.Closed:
+                pass  # the reading side will say what is the matter
+            finally:
+                lock.release()
+
+    def _lose(self, rank: int, reason: str) -> None:
+        if self._lost is not None or self._closed.is_set():
+            return
+        self._lost = RankLost(
+            f"ranks: rank {self.rank} of {self.size} lost rank {rank} ({reason}) in {self.doing}; "
+            "weights are those of the last finished step, start again from a checkpoint",
+            rank,
+        )
+        if self.rank == 0:
+            for peer in self._control:
+                if peer != rank:
+                    self._push(peer, wire.LOST, [rank, reason])
+        for listener in self._listeners:
+            threading.Thread(target=listener, daemon=True).start()
+        threading.Thread(target=self._end, daemon=True).start()
+
+    def _end(self) -> None:
+        """End a process that has not ended by itself."""
+        if not self._closed.wait(self._grace):
+            print(self._lost, file=sys.stderr, flush=True)
+            os._exit(1)
+
+    def on_loss(self, listener: Callable[[], None]) -> None:
+        """Have a function called, in a thread of its own, when a rank is lost."""
+        self._listeners.append(listener)
+
+    def check(self) -> None:
+        """Raise RankLost if a rank was lost."""
+        if self._lost is not None:
+            raise self._lost
+
+    def gone(self, peer: int, error: Exception) -> RankLost:
+        """Return what to raise when a peer's connection failed, after the watcher had its say."""
+        end = time.monotonic() + self._deadline
+        while self._lost is None and peer not in self.left and time.monotonic() < end:
+            time.sleep(0.01)
+        why = "it has left" if peer in self.left else str(error)
+        return self._lost or RankLost(
+            f"ranks: rank {self.rank} of {self.size} lost rank {peer} ({why}) in {self.doing}", peer
+        )
+
+    # Talking
+
+    def exchange(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order; every rank has to call it.
+
+        ``value`` is anything that JSON can hold.
+
+        Raises:
+            RankLost: a rank is gone.
+
+        """
+        if self.size == 1:
+            return [value]
+        if self.rank:
+            self._tell(0, wire.OBJECT, value)
+            return list(self._from(0))
+        values = [value, *(self._from(peer) for peer in range(1, self.size))]
+        for peer in range(1, self.size):
+            self._tell(peer, wire.OBJECT, values)
+        return values
+
+    def _from(self, peer: int) -> Any:
+        while True:
+            self.check()
+            try:
+                found = self._inbox[peer].get(timeout=TICK)
+            except queue.Empty:
+                continue
+            if found is None:
+                raise self.gone(peer, ConnectionError("it has left"))
+            return found[0]
+
+    def close(self, peaceful: bool = True) -> None:
+        """Leave: wait until all ranks do, a few seconds at most, and end the connections."""
+        if self.size == 1 or self._closed.is_set():
+            return
+        if peaceful and self._lost is None:
+            for peer in self._control:
+                self._tell(peer, wire.LEAVE)
+            end = time.monotonic() + self._deadline
+            while len(self.left) < len(self._control) and time.monotonic() < end:
+                time.sleep(0.005)
+        self._closed.set()
+        self._watcher.join(2.0)
+        for sock in (*self._control.values(), *self.data.values()):
+            sock.close()

@@ -333,11 +333,13 @@ def graph(world, ranks, arena):
 
 def forever(world, ranks, arena):
     """Step until somebody kills a rank; say when the steps begin."""
-    start(arena)
-    step = ReplicatedStep(ranks, **OPTIONS)
+    plain = arena_of("sgd")
+    start(plain)
+    step = ReplicatedStep(Ranks(plain, world), **OPTIONS)
+    step()
     print("stepping", flush=True)
     while True:
-        gradients(arena, 0, world.rank, arena.plan.config.half is not None)
+        gradients(plain, 0, world.rank, False)
         step()
 
 

@@ -112,7 +112,7 @@ class Ranks:
     def _made(self) -> Communicator:
         if not self.arena.on_gpu or self.world.size == 1:
             return CpuCommunicator(self.world)
-        from rangeops.nccl import NcclCommunicator
+        from rangeops.ranks.nccl import NcclCommunicator
 
         return NcclCommunicator(self.world, self.arena)
 
@@ -138,8 +138,11 @@ class Ranks:
             span = self.plan.range(span)
         elif isinstance(span, tuple) and isinstance(span[0], Region):
             span = self.plan.range(*span)
+        span = Range(*span)
         tensors = [
-            t for t in self.plan if t.offset < span.end and t.offset + t.slot_bytes > span[0]
+            t
+            for t in self.plan
+            if t.offset < span.end and t.offset + t.slot_bytes > span.base_offset
         ]
         kinds = sorted({t.dtype.label for t in tensors})
         names = list(dict.fromkeys(t.region.name for t in tensors))
@@ -151,7 +154,7 @@ class Ranks:
                 f"{name}: range {label} holds {', '.join(kinds) or 'no tensor'}, expected one of "
                 f"{', '.join(NUMPY)}; give regions of one type"
             )
-        found = Call(name, Range(*span), kinds[0] if kinds else "fp32", op, root, label)
+        found = Call(name, span, kinds[0] if kinds else "fp32", op, root, label)
         if name in ("reduce_scatter", "all_gather") and found.count % self.world.size:
             raise ValueError(
                 f"{name}: {label} holds {found.count} elements, expected a multiple of "

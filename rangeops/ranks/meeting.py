@@ -61,7 +61,7 @@ def _admit(where: Place, sock: socket.socket, channels: dict[str, Sockets]) -> N
         raise wire.Closed("nothing came")
 
     try:
-        _, hello = wire.receive(sock, None, give_up)
+        _, hello = wire.receive(sock, None, give_up, most=1000)
         channel = channels[hello["channel"]]
         peer, fault = int(hello["rank"]), ""
         if hello["magic"] != MAGIC:

@@ -11,6 +11,9 @@ from typing import Any
 HEAD = struct.Struct("<QB")
 """Bytes of the message, kind."""
 
+MOST = 1 << 28
+"""Bytes of an object at the most: a plan of a million tensors."""
+
 BEAT, LEAVE, LOST, OBJECT, BYTES = range(5)
 """Kinds: sign of life; the sender ends well; a rank is lost; a JSON object; raw bytes."""
 
@@ -54,24 +57,26 @@ def parse(body: bytes) -> Any:
     return json.loads(body) if body else None
 
 
-def receive(sock: socket.socket, into: memoryview | None, still: Callable[[], None]) -> Any:
-    """Receive one message; bytes go ``into`` a view of their length.
+def receive(
+    sock: socket.socket, into: memoryview | None, still: Callable[[], None], most: int = MOST
+) -> Any:
+    """Receive one message; bytes go ``into`` a view of their length, objects have at most ``most``.
 
     ``still`` is called whenever nothing came for a while, and may raise to give up.  The socket
     has a time-out for that.
 
     Raises:
-        Closed: the other end is gone.
+        Closed: the other end is gone, or does not speak this language.
 
     """
     head = bytearray(HEAD.size)
     _fill(sock, memoryview(head), still)
     nbytes, kind = HEAD.unpack(head)
-    if kind == BYTES:
-        if into is None or into.nbytes != nbytes:
-            into = memoryview(bytearray(nbytes))
+    if kind == BYTES and into is not None and into.nbytes == nbytes:
         _fill(sock, into, still)
         return kind, into
+    if kind != OBJECT or nbytes > most:
+        raise Closed(f"got kind {kind} of {nbytes} bytes, expected another message")
     body = bytearray(nbytes)
     _fill(sock, memoryview(body), still)
     return kind, parse(bytes(body))

@@ -19,9 +19,9 @@ from bench import (
     amp,
     inputs,
     launches,
-    peers,
     plot,
     pools,
+    ranks,
     rates,
     ratios,
     rows,
@@ -79,7 +79,7 @@ def timings(quick: bool, on_gpu: bool, only: Collection[str]) -> Iterator[dict[s
             *(("ratios", ratios.ratio_steps(model)) for model in several),
         ]
         if not quick:
-            trained = several if peers.have_torch() else ()
+            trained = [m for m in several if trainer.can_make(m)]
             parts += [
                 *(("trainer", trainer.trainer_steps(model)) for model in trained),
                 ("sweeps", sweeps.tensor_sweep()),
@@ -92,13 +92,15 @@ def timings(quick: bool, on_gpu: bool, only: Collection[str]) -> Iterator[dict[s
             ("rates", rates.op_rates(rates.ELEMENTS >> (4 if quick else 0))),
             ("host", launches.host_costs()),
         ]
+        if gpu_count() > 1 and ranks.have_nccl() and not quick:
+            parts.append(("ranks", ranks.rows_of_ranks()))
     parts.append(("host", launches.first_use()))
     for name, found in parts:
         if not only or name in only:
             yield from found
 
 
-PARTS = ("steps", "amp", "ratios", "trainer", "sweeps", "pool", "input", "rates", "host")
+PARTS = ("steps", "amp", "ratios", "trainer", "sweeps", "pool", "input", "rates", "host", "ranks")
 
 
 def report(found: list[dict[str, Any]]) -> Iterable[str]:

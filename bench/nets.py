@@ -1,4 +1,4 @@
-"""ResNet-50 and GPT-2 124M as torch modules, for whole training steps on random data."""
+"""GPT-2 124M as a torch module, torchvision's ResNet-50, and random batches for both."""
 
 from __future__ import annotations
 
@@ -9,47 +9,11 @@ from torch import nn
 from torch.nn import functional
 
 
-class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions with batch norm around a shortcut (He et al. 2015, v1.5)."""
+def resnet50() -> nn.Module:
+    """Return torchvision's ResNet-50, 25,557,032 parameters."""
+    from torchvision import models
 
-    def __init__(self, inner: int, planes: int, stride: int) -> None:
-        super().__init__()
-        outer = 4 * planes
-        self.body = nn.Sequential(
-            nn.Conv2d(inner, planes, 1, bias=False),
-            nn.BatchNorm2d(planes),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(planes, planes, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(planes),
-            nn.ReLU(inplace=True),
-            nn.Conv2d(planes, outer, 1, bias=False),
-            nn.BatchNorm2d(outer),
-        )
-        self.shortcut = nn.Sequential()
-        if stride != 1 or inner != outer:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(inner, outer, 1, stride, bias=False), nn.BatchNorm2d(outer)
-            )
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the block's output."""
-        return functional.relu(self.body(x) + self.shortcut(x), inplace=True)
-
-
-def resnet50(classes: int = 1000) -> nn.Module:
-    """Return ResNet-50, 25,557,032 parameters."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, 1),
-    ]
-    width = 64
-    for planes, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
-        for block in range(blocks):
-            layers.append(Bottleneck(width, planes, stride if block == 0 else 1))
-            width = 4 * planes
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes))
+    return models.resnet50()
 
 
 class Block(nn.Module):

@@ -174,6 +174,18 @@ TOPICS: dict[str, tuple[str, dict[str, str]]] = {
             "ratio": "time / ours",
         },
     ),
+    "ranks": (
+        "Two GPUs: all-reduce of all gradients in FP32, and whole steps",
+        {
+            "case": "model",
+            "subject": "what",
+            "ms": "ms",
+            "spread": "spread",
+            "bus_gb_per_s": "bus GB/s",
+            "ratio": "time / ours",
+            "state_mb": "state in use MB",
+        },
+    ),
     "tensor-sweep": ("25.6 M parameters in n tensors", {**_STEP, "case": "tensors"}),
     "size-sweep": ("AdamW (FP32) against size", {**_STEP, "case": "parameters"}),
     "op-rate": (

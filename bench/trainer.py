@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,12 @@ from bench import peers, timing
 from bench.rows import row
 
 WAYS = ("rangeops", "torch fused", "torch foreach")
+
+
+def can_make(model: str) -> bool:
+    """Return whether what a model needs is installed: torch, for resnet50 torchvision."""
+    needed = ("torch", "torchvision") if model == "resnet50" else ("torch",)
+    return all(importlib.util.find_spec(name) is not None for name in needed)
 
 
 def _made(model: str, way: str) -> tuple[Callable[[], None], Any]:

@@ -22,6 +22,7 @@ from rangeops.ranks import (
 from tests.conftest import small_plan
 
 DEVICE = "cpu"
+STARTED = time.perf_counter()
 
 
 def arena_of(optimizer="adamw", **options):
@@ -378,6 +379,7 @@ def main() -> int:
 
         cupy.cuda.Device(place().local_rank).use()
     with World(timeout=60.0) as world:
+        print(f"met after {time.perf_counter() - STARTED:.1f} s", flush=True)
         arena = arena_of(half="fp16")
         ranks = Ranks(arena, world)
         for name in sys.argv[2:]:
@@ -389,6 +391,7 @@ def main() -> int:
                 failed = 1
                 print(f"failed {name}\n{traceback.format_exc()}", flush=True)
         ranks.close()
+    print(f"ends after {time.perf_counter() - STARTED:.1f} s", flush=True)
     return failed
 
 

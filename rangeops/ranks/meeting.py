@@ -85,7 +85,10 @@ def _join(where: Place, channel: str, timeout: float) -> socket.socket:
     while True:
         try:
             sock = socket.create_connection((where.address, where.port), timeout=5.0)
-            break
+            if sock.getsockname() != sock.getpeername():
+                break
+            sock.close()  # a free port of this host may be given to the caller's own end
+            raise ConnectionError("connected to itself")
         except OSError as error:
             if time.monotonic() > end:
                 raise TimeoutError(

@@ -28,6 +28,15 @@ ABORT_TIMEOUT = 5.0
 """Seconds to wait for an abort; it returned in 0.5 (two H200)."""
 
 
+def _half(dtype: str) -> Any:
+    """Return NumPy's type of a half format, by which NCCL knows what to add."""
+    if dtype == "fp16":
+        return np.float16
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16
+
+
 class NcclCommunicator:
     """Collectives of one arena's GPU with those of the other ranks.
 
@@ -84,10 +93,8 @@ class NcclCommunicator:
             self._settle(str(calls[0]))
 
     def _enqueue(self, call: Call, view: Any, stream: int) -> None:
-        if call.dtype == "bf16":
-            import ml_dtypes
-
-            view = view.view(ml_dtypes.bfloat16)
+        if call.dtype in ("fp16", "bf16"):
+            view = view.view(_half(call.dtype))
         comm, op = self._comm, core.MAX if call.op == "max" else core.SUM
         shard = view.size // self._world.size
         mine = view[self._world.rank * shard : (self._world.rank + 1) * shard]

@@ -18,10 +18,10 @@ from typing import Any
 from bench import peers, timing
 from bench.fill import fill
 from bench.rows import row
-from plan import PlanConfig
+from plan import PlanConfig, Range
 from plan.models import MODELS, plan_model
 from rangeops import Arena
-from rangeops.ranks import Ranks, ReplicatedStep, ShardedStep, World, place
+from rangeops.ranks import Call, Ranks, ReplicatedStep, ShardedStep, World, place
 
 MODELS_TIMED = ("resnet50", "gpt2")
 BUCKET = 25 << 20
@@ -71,22 +71,22 @@ class _Timer:
 
 def _reductions(model: str, ranks: Ranks, timer: _Timer, stream: Any) -> Iterator[dict[str, Any]]:
     import cupy
-    from nccl import core
 
     arena, plan, world = ranks.arena, ranks.plan, ranks.world
     span = plan.series_range("G")
     buckets = plan.bucket1, plan.bucket2
     nbytes = sum(b.size for b in buckets)
     factor = 2 * (world.size - 1) / world.size
-    comm = ranks.communicator._comm  # type: ignore[attr-defined]
     flat = cupy.random.default_rng(0).random(nbytes // 4, cupy.float32)
     one = ranks.all_reduce_sum(*buckets)
     tensors = [t for t in plan if span.base_offset <= t.offset < span.end]
     each = [ranks.all_reduce_sum((t.offset, t.slot_bytes)) for t in tensors]
     together = ranks.bind(*(c for one_ in each for c in one_.calls))
 
+    whole = Call("all_reduce", Range(0, nbytes), "fp32", "sum", label="a flat buffer")
+
     def own() -> None:
-        comm.allreduce(flat, flat, core.SUM, stream=stream.ptr)
+        ranks.communicator.run((whole,), [flat], stream.ptr)
 
     def loop() -> None:
         for reduce in each:

@@ -25,19 +25,19 @@ from rangeops.stream import gpu_count
 BATCH, WIDTHS = 128, (64, 128, 64, 10)
 
 
-def planned() -> MemoryPlan:
+def planned(batch: int = BATCH) -> MemoryPlan:
     """Return the plan: parameters, and a buffer for every value of the step."""
     plan = MemoryPlan(PlanConfig("adamw"))
     for spec in mlp(WIDTHS):
         plan.parameter(*spec)
-    plan.alloc(Region.I_A_DATA, (BATCH, WIDTHS[0]), "x", DType.FP32)
-    plan.alloc_temp((BATCH, WIDTHS[-1]), DType.FP32, "target")
-    plan.alloc_temp((1, BATCH), DType.FP32, "ones")
-    plan.alloc_temp((BATCH, 1), DType.FP32, "row")
+    plan.alloc(Region.I_A_DATA, (batch, WIDTHS[0]), "x", DType.FP32)
+    plan.alloc_temp((batch, WIDTHS[-1]), DType.FP32, "target")
+    plan.alloc_temp((1, batch), DType.FP32, "ones")
+    plan.alloc_temp((batch, 1), DType.FP32, "row")
     for k, width in enumerate(WIDTHS[1:]):
-        plan.alloc_feature((BATCH, width), f"h{k}")
-        plan.alloc_temp((BATCH, width), DType.FP32, f"d{k}")
-        plan.alloc_temp((BATCH, width), DType.FP32, f"live{k}")
+        plan.alloc_feature((batch, width), f"h{k}")
+        plan.alloc_temp((batch, width), DType.FP32, f"d{k}")
+        plan.alloc_temp((batch, width), DType.FP32, f"live{k}")
     return plan.finalize()
 
 
@@ -101,7 +101,7 @@ class Network:
         self.total(d, out=row)
         xp.divide(d, row, out=d)
         xp.subtract(d, self.target, out=d)
-        xp.multiply(d, np.float32(1 / BATCH), out=d)
+        xp.multiply(d, np.float32(1 / len(self.x)), out=d)
         for k in reversed(range(self.depth)):
             below = self.h[k - 1] if k else self.x
             self.product(self.d[k].T, below, out=self.gw[k])
@@ -112,20 +112,43 @@ class Network:
                 xp.multiply(self.d[k - 1], self.live[k - 1], out=self.d[k - 1])
 
 
-def train(device: str, steps: int, quiet: bool = False) -> dict[str, float]:
-    """Train and return the last training loss and the test accuracy."""
+def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Return training images, their classes as rows of 0 and 1, test images, test classes."""
     data = load_digits()
     images = (data.images.reshape(-1, 64) / 16).astype(np.float32)
     classes = np.eye(10, dtype=np.float32)[data.target]
     held = np.arange(len(images)) % 5 == 0
+    return images[~held], classes[~held], images[held], data.target[held]
+
+
+def measured(network: Network, test: Any, target: Any) -> dict[str, float]:
+    """Return the loss on the batch in the arena, and the accuracy on the test images."""
+    xp = network.xp
+    network.forward(network.x, network.h)
+    logits = network.h[-1] - network.h[-1].max(axis=1, keepdims=True)
+    logs = xp.log(xp.exp(logits).sum(axis=1)) - (logits * network.target).sum(axis=1)
+    outputs = [xp.empty((len(test), width), np.float32) for width in WIDTHS[1:]]
+    network.forward(test, outputs)
+    right = outputs[-1].argmax(axis=1) == target
+    return {"loss": float(logs.mean()), "accuracy": float(right.mean())}
+
+
+def library(arena: Arena) -> Any:
+    """Return CuPy for an arena on a GPU, else NumPy."""
+    if not arena.on_gpu:
+        return np
+    import cupy
+
+    return cupy
+
+
+def train(device: str, steps: int, quiet: bool = False) -> dict[str, float]:
+    """Train and return the last training loss and the test accuracy."""
     arena = Arena(planned(), device=device)
-    if arena.on_gpu:
-        import cupy as xp
-    else:
-        xp = np
+    xp = library(arena)
     network = Network(arena, xp)
     optimizer = OptimizerStep(arena, lr=3e-3, weight_decay=0.01, clear_grad=False)
-    x, y = xp.asarray(images[~held]), xp.asarray(classes[~held])
+    x, y, test, target = map(xp.asarray, digits())
     rng = np.random.default_rng(1)
     network.step()  # CuPy compiles its kernels before the capture
     graph = optimizer.capture(before=[network.step])
@@ -135,14 +158,7 @@ def train(device: str, steps: int, quiet: bool = False) -> dict[str, float]:
         network.target[...] = y[chosen]
         arena.scalars.lr = 3e-3 * (1 - k / steps)
         graph.replay()
-    network.forward(network.x, network.h)
-    logits = network.h[-1] - network.h[-1].max(axis=1, keepdims=True)
-    logs = xp.log(xp.exp(logits).sum(axis=1)) - (logits * network.target).sum(axis=1)
-    test = xp.asarray(images[held])
-    outputs = [xp.empty((len(test), width), np.float32) for width in WIDTHS[1:]]
-    network.forward(test, outputs)
-    right = outputs[-1].argmax(axis=1) == xp.asarray(data.target[held])
-    return {"loss": float(logs.mean()), "accuracy": float(right.mean())}
+    return measured(network, test, target)
 
 
 def main() -> None:

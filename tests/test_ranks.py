@@ -21,7 +21,17 @@ from rangeops.stream import gpu_count
 from tests.conftest import HAVE_GPU, host_bytes, small_plan
 
 ROOT = Path(__file__).parent.parent
-EVERYWHERE = ("collectives", "bn_stats", "bf16", "joined", "sharded", "s13", "s33", "graph")
+EVERYWHERE = (
+    "collectives",
+    "bn_stats",
+    "bf16",
+    "joined",
+    "sharded",
+    "s13",
+    "s33",
+    "graph",
+    "digits",
+)
 ON_THE_CPU = (*EVERYWHERE, "mismatch", "gloo")
 WITH_THREE = ("collectives", "joined", "sharded", "s13", "mismatch")
 NOTICED = 3.0
@@ -44,6 +54,7 @@ def spawn(size, device, scenarios, **environment):
         own = {
             "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank),
             "RANGEOPS_PORT": str(port), "PYTHONPATH": path, "NUMBA_NUM_THREADS": "1",
+            "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
         }  # fmt: skip
         command = [sys.executable, "-m", "tests.ranks_worker", device, *scenarios]
         started.append(

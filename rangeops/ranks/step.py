@@ -26,7 +26,7 @@ only signs of life then: 1,023 connections, one thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from plan import GRANULE, OptimizerKind, PlanError, Range, Region
@@ -80,9 +80,12 @@ class _RanksStep:
         for launch in self.launches:
             launch(stream)
 
-    def capture(self, steps: int = 1) -> Graph:
-        """Return a graph of steps; every rank captures, after one step outside, and replays it."""
-        graph = Graph(self.arena, [*self.launches] * steps)
+    def capture(self, steps: int = 1, before: Iterable[Callable[..., Any]] = ()) -> Graph:
+        """Return a graph of ``steps`` steps, the caller's ``before`` ahead of each.
+
+        Every rank captures, after one step outside, and replays as often as the others.
+        """
+        graph = Graph(self.arena, [*before, *self.launches] * steps)
         self._graphs.append(graph)
         return graph
 

@@ -6,6 +6,7 @@ bandwidth is 2*(n-1)/n * bytes / time, as NCCL's own tests count it; times are t
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
@@ -150,35 +151,30 @@ def _torch_buckets(model: str, nbytes: int, world: World, mine: float) -> Iterat
 
 
 def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
-    """Time the mixed-precision step with its collectives, in a graph, replicated and sharded."""
-    for half_grad, kind in (
-        (True, ReplicatedStep),
-        (True, ShardedStep),
-        (False, ReplicatedStep),
-        (False, ShardedStep),
-    ):
-        config = PlanConfig("adamw", half="fp16" if half_grad else None)
-        arena = Arena(plan_model(MODELS[model](), config), device=f"cuda:{world.local_rank}")
-        fill(arena)
-        ranks = Ranks(arena, world)
-        step = kind(ranks, lr=peers.LR, check=True)
-        step()
-        graph = step.capture()
-        taken = timer(graph.replay)
-        plan = arena.plan
-        assert plan is not None
-        state = sum(plan.series_range(s).size for s in "MV" + "W" * half_grad)
-        shared = kind is ShardedStep
-        used = state // world.size if shared else state
-        name = "sharded" if shared else "replicated"
-        wanted = "fp16 gradients and copies" if half_grad else "FP32"
-        yield row(
-            "ranks", model, f"{name} step, {wanted}, graph", taken,
-            state_mb=round(used / 1e6, 1), arena_mb=round(arena.nbytes / 1e6, 1),
-        )  # fmt: skip
-        step.close()
-        ranks.close()
-        del arena, step, graph, ranks
+    """Time the step with its collectives in a graph, and weigh the arena, both ways."""
+    from cupy.cuda import runtime
+
+    for half in ("fp16", None):
+        plan = plan_model(MODELS[model](), PlanConfig("adamw", half=half))
+        for kind in (ReplicatedStep, ShardedStep):
+            sharded = kind is ShardedStep
+            holes = ShardedStep.holes(plan, world.rank, world.size) if sharded else []
+            before = runtime.memGetInfo()[0]
+            arena = Arena(plan, device=f"cuda:{world.local_rank}", holes=holes)
+            weight = before - runtime.memGetInfo()[0]
+            for tensor in plan.weights():
+                arena[tensor] = 1e-2
+            ranks = Ranks(arena, world)
+            step = kind(ranks, lr=peers.LR, check=True)
+            step()
+            graph = step.capture()
+            taken = timer(graph.replay)
+            name = f"{'sharded' if sharded else 'replicated'} AdamW step, {half or 'FP32'}, graph"
+            yield row("ranks", model, name, taken, arena_mb=round(weight / 1e6, 1))
+            step.close()
+            ranks.close()
+            del arena, step, graph, ranks
+            gc.collect()
 
 
 def main() -> int:

@@ -183,7 +183,7 @@ TOPICS: dict[str, tuple[str, dict[str, str]]] = {
             "spread": "spread",
             "bus_gb_per_s": "bus GB/s",
             "ratio": "time / ours",
-            "state_mb": "state in use MB",
+            "arena_mb": "arena MB",
         },
     ),
     "tensor-sweep": ("25.6 M parameters in n tensors", {**_STEP, "case": "tensors"}),

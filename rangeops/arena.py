@@ -7,6 +7,7 @@ in host memory played by Numba's simulator.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from plan.chunks import chunks_of
 from plan.region import PARAMETER_KINDS, WEIGHT_KINDS
 from plan.segments import weight_segments
 from rangeops.buffer import allocate, flat
+from rangeops.reserve import check_holes
 from rangeops.scalars import Scalars
 from rangeops.stream import current_reader
 
@@ -48,21 +50,32 @@ class Arena:
         device: "cuda", "cuda:1", "cpu", or None for a GPU where there is one.
         buffer: memory of the caller's for the plan, at least ``plan.total_bytes`` long; it is
             zeroed.
+        holes: ranges that are never touched and need no memory, as of ``ShardedStep.holes``.
 
     Raises:
         PlanError: plan not finalized, or larger than the memory (both numbers are in the message).
 
     """
 
+    holes: tuple[Range, ...]
+
     def __init__(
-        self, plan: MemoryPlan, device: str | int | None = None, buffer: Any = None
+        self,
+        plan: MemoryPlan,
+        device: str | int | None = None,
+        buffer: Any = None,
+        holes: Sequence[Range] = (),
     ) -> None:
         if not plan.finalized:
             raise PlanError("Arena: the plan is not finalized, call plan.finalize() first")
         if buffer is None:
-            self._adopt(*allocate(plan.total_bytes, device), "cupy")
+            memory, simulated, stale = allocate(plan.total_bytes, device, holes)
+            self._adopt(memory, simulated, "cupy")
         else:
+            if holes:
+                raise PlanError("Arena: got a buffer and holes, expected one of the two")
             memory, framework = flat(buffer)
+            stale = [Range(0, plan.total_bytes)]
             self._adopt(memory, device == "simulator", framework)
             if self.nbytes < plan.total_bytes:
                 raise PlanError(
@@ -70,7 +83,8 @@ class Arena:
                     f"{plan.total_bytes}; give a larger one"
                 )
         self.plan: MemoryPlan | None = plan
-        self._initialize(plan)
+        self.holes = tuple(hole for hole in holes if hole.size)
+        self._initialize(plan, stale)
 
     @classmethod
     def wrap(cls, buffer: Any, device: str | None = None) -> Arena:
@@ -100,9 +114,11 @@ class Arena:
         self.ptr = int(memory.data.ptr) if self.on_gpu else int(memory.ctypes.data)
         self._scalars: Scalars | None = None
         self.bindings: dict[Any, Any] = {}
+        self.holes = ()
 
-    def _initialize(self, plan: MemoryPlan) -> None:
-        self.memory[: plan.total_bytes] = 0
+    def _initialize(self, plan: MemoryPlan, stale: Sequence[Range]) -> None:
+        for part in stale:
+            self.memory[part.base_offset : part.end] = 0
         self.scalars.reset()
         if "step.segments" not in plan.tensors:
             return
@@ -134,6 +150,7 @@ class Arena:
 
     def view(self, span: Range, dtype: str = "u1") -> Any:
         """Return a zero-copy one-dimensional view of a byte range (CuPy or NumPy array)."""
+        check_holes(self.holes, "view", span)
         return self.memory[span.base_offset : span.base_offset + span.size].view(dtype)
 
     def tensor(self, tensor: DTensor | str) -> DTensor:
@@ -148,7 +165,9 @@ class Arena:
 
     def __getitem__(self, tensor: DTensor | str) -> Any:
         """Return a zero-copy view of a tensor in its logical shape; bf16 comes as uint16 bits."""
-        return tensor_view(self.memory, self.tensor(tensor))
+        found = self.tensor(tensor)
+        check_holes(self.holes, f"arena[{found.name!r}]", Range(found.offset, found.nbytes))
+        return tensor_view(self.memory, found)
 
     def __setitem__(self, tensor: DTensor | str, values: Any) -> None:
         """Write a tensor from a scalar, a NumPy or a CuPy array; its padding is not touched."""
@@ -201,6 +220,7 @@ class Arena:
             RuntimeError: the stream is capturing.
 
         """
+        check_holes(self.holes, "read", span)
         if not self.on_gpu:
             return self.view(span, dtype).copy()
         runtime = self._cupy().cuda.runtime

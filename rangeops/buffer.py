@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from plan import PlanError
+from plan import PlanError, Range
+from rangeops.reserve import reserve
 from rangeops.stream import gpu_count
 
 
@@ -22,8 +24,12 @@ def default_device() -> str:
     return "cuda" if simulator_on() or gpu_count() else "cpu"
 
 
-def allocate(nbytes: int, device: str | int | None) -> tuple[Any, bool]:
-    """Return one uninitialized block as a flat uint8 array, and whether the simulator plays it.
+def allocate(
+    nbytes: int, device: str | int | None, holes: Sequence[Range] = ()
+) -> tuple[Any, bool, list[Range]]:
+    """Return one block as a flat uint8 array, whether the simulator plays it, and what to clear.
+
+    On a GPU the whole pages inside ``holes`` get no memory; host memory comes cleared.
 
     Raises:
         PlanError: more than the device has free (both numbers are in the message).
@@ -33,9 +39,9 @@ def allocate(nbytes: int, device: str | int | None) -> tuple[Any, bool]:
     name = device if device is not None else default_device()
     name = f"cuda:{name}" if isinstance(name, int) else str(name)
     if name == "simulator" or (name.startswith("cuda") and simulator_on()):
-        return host_memory(nbytes), True
+        return host_memory(nbytes), True, []
     if name == "cpu":
-        return host_memory(nbytes), False
+        return host_memory(nbytes), False, []
     if not name.startswith("cuda"):
         raise ValueError(f"Arena: device got {name!r}, expected 'cuda', 'cuda:N' or 'cpu'")
     if not gpu_count():
@@ -50,6 +56,9 @@ def allocate(nbytes: int, device: str | int | None) -> tuple[Any, bool]:
             f"Arena: device got {name!r}, the driver offers {gpu_count()}; give a smaller number"
         )
     with cupy.cuda.Device(index):
+        if holes:
+            memory, parts = reserve(nbytes, holes, index)
+            return memory, False, parts
         free = cupy.cuda.runtime.memGetInfo()[0]
         if nbytes > free:
             raise PlanError(
@@ -57,7 +66,7 @@ def allocate(nbytes: int, device: str | int | None) -> tuple[Any, bool]:
                 "plan a smaller model or free memory"
             )
         block = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 256)), 0)
-        return cupy.ndarray(nbytes, cupy.uint8, memptr=block), False
+        return cupy.ndarray(nbytes, cupy.uint8, memptr=block), False, [Range(0, nbytes)]
 
 
 def host_memory(nbytes: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from plan import GRANULE, DTensor, PlanError, Range, Region
 from plan.region import WEIGHT_KINDS, series_region
 from rangeops.arena import Arena
+from rangeops.reserve import check_holes
 
 if TYPE_CHECKING:
     from rangeops.op import Operand, RangeOp
@@ -90,6 +91,7 @@ def check_span(op: RangeOp, operand: Operand, arena: Arena, span: Range) -> None
             f"{label} got bytes {span.base_offset} .. {span.end}, the arena has {arena.nbytes} "
             "bytes; give a range inside it"
         )
+    check_holes(arena.holes, label, span)
     if span.size % size:
         raise ValueError(
             f"{label} got {span.size} bytes, expected a multiple of {size}, the element size; "

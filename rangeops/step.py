@@ -89,7 +89,7 @@ class OptimizerStep:
         self.arena = arena
         self.groups = Groups(arena)
         self._kind = kind
-        self._gradients: dict[str, Any] = {"half_grad": half and not accumulate}
+        self.half_grad = half and not accumulate
         self.launches: tuple[BoundLaunch, ...] = (
             *self._look(check, clip_value is not None, clip_norm is not None or norms),
             ops.begin_step.bind(
@@ -111,19 +111,19 @@ class OptimizerStep:
             check = arena.plan.config.half is not None
         out = []
         if clip or (check and not norms and not lars):
-            out.append(ops.check_nan.bind(arena, clip=clip, **self._gradients))
+            out.append(ops.check_nan.bind(arena, clip=clip, half_grad=self.half_grad))
         if norms or lars:
-            out.append(ops.grad_norm.bind(arena, weights=lars, **self._gradients))
+            out.append(ops.grad_norm.bind(arena, weights=lars, half_grad=self.half_grad))
             out.append(ops.fold_norms.bind(arena, of="lars" if lars else "gradient"))
         if norms:
             out.append(ops.total_norm.bind(arena))
         return out
 
     def _update(self, clear_grad: bool, half: bool, decay: dict[str, Any]) -> list[BoundLaunch]:
-        """Return the launches that move the weights."""
+        """Return the launches that move the weights; a sharded step has others."""
         arena, kind = self.arena, self._kind
         assert arena.plan is not None
-        gradients = {**self._gradients, "clear_grad": clear_grad}
+        gradients = {"half_grad": self.half_grad, "clear_grad": clear_grad}
         out = []
         if kind is OptimizerKind.LAMB:
             out.append(ops.lamb_moments.bind(arena, **gradients))

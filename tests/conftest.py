@@ -19,7 +19,7 @@ if not HAVE_GPU:
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from plan import MemoryPlan, PlanConfig  # noqa: E402
+from plan import MemoryPlan, PlanConfig, Range  # noqa: E402
 from rangeops import Arena, arena  # noqa: E402
 
 if HAVE_GPU and os.environ.get("RANGEOPS_TEST_POOL") == "1":
@@ -32,13 +32,13 @@ if HAVE_GPU and os.environ.get("RANGEOPS_TEST_POOL") == "1":
     use_in_cupy(POOL)
     outside = arena.allocate
 
-    def inside(nbytes, device):
+    def inside(nbytes, device, holes=()):
         """Return memory of the pool, with whatever lies in it, where ``Arena`` asks for a GPU's."""
-        memory, simulated = outside(0, device)
-        if isinstance(memory, np.ndarray):
-            return outside(nbytes, device)
+        memory, simulated, _ = outside(0, device)
+        if isinstance(memory, np.ndarray) or holes:
+            return outside(nbytes, device, holes)
         with memory.device:
-            return cupy.empty(nbytes, cupy.uint8), simulated
+            return cupy.empty(nbytes, cupy.uint8), simulated, [Range(0, nbytes)]
 
     arena.allocate = inside
 
@@ -118,6 +118,4 @@ def put(arena: Arena, offset: int, values: np.ndarray) -> None:
 
 def get(arena: Arena, offset: int, count: int, dtype: str = "f4") -> np.ndarray:
     """Read host values from an arena at a byte offset."""
-    from plan import Range
-
     return arena.read(Range(offset, count * np.dtype(dtype).itemsize), dtype)

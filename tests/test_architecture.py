@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 FLOORS = {
-    "halves": 0, "cuda": 1, "cpu": 1, "coefficients": 0, "scalars": 0, "stream": 1,
+    "halves": 0, "cuda": 1, "cpu": 1, "coefficients": 0, "scalars": 0, "stream": 1, "reserve": 1,
     "buffer": 2, "pool": 3, "arena": 3, "h2d": 4, "build": 2, "ranges": 4, "status": 4,
     "binding": 5, "arguments": 6, "launch": 7, "op": 8, "ops": 9, "graph": 10, "groups": 10,
     "verify": 10, "report": 10, "step": 11, "torch": 12, "ranks": 12,

@@ -29,9 +29,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from plan import GRANULE, OptimizerKind, PlanError, Range, Region
+from plan import GRANULE, MemoryPlan, OptimizerKind, PlanError, Range, Region
 from rangeops import ops
+from rangeops.arena import Arena
 from rangeops.graph import Graph
+from rangeops.launch import BoundLaunch
 from rangeops.op import REGISTRY
 from rangeops.ranks.collectives import Ranks
 from rangeops.ranks.communicator import Call
@@ -41,25 +43,22 @@ from rangeops.step import OptimizerStep
 class _RanksStep:
     """What both have: a step of one rank, and the collectives around it.
 
-    ``OptimizerStep`` is told by its own arguments what the step does; its launches up to
-    ``begin_step`` look at gradients, those behind it move weights.
+    The launches of ``step`` up to ``begin_step`` look at gradients, those from it on move weights.
     """
 
-    def __init__(self, ranks: Ranks, **arguments: Any) -> None:
-        self.ranks, self.arena = ranks, ranks.arena
-        self.step = OptimizerStep(ranks.arena, **arguments)
-        self.groups, self.status = self.step.groups, self.step.status
-        names = [launch.binding.op.name for launch in self.step.launches]
-        self._begin = names.index("begin_step")
+    def __init__(self, ranks: Ranks, step: OptimizerStep) -> None:
+        self.ranks, self.arena, self.step = ranks, ranks.arena, step
+        self.groups, self.status = step.groups, step.status
+        names = [launch.binding.op.name for launch in step.launches]
+        begin = names.index("begin_step")
+        self._look, self._move = step.launches[:begin], step.launches[begin:]
         self._checks = any(name in ("check_nan", "grad_norm") for name in names)
-        self._half_grad = bool(self.step.launches[-1].binding.flags.get("half_grad"))
-        self._half = ranks.plan.config.half is not None
         self.launches: tuple[Callable[..., Any], ...] = ()
         self._graphs: list[Graph] = []
 
-    def _metrics(self) -> list[Call]:
-        """Loss, top1, top5: rank 0 adds them up with the FP32 gradients, all get the sums."""
-        return [self.ranks.call("all_reduce", Region.R_RESULT, "sum")]
+    def _metrics(self) -> Call:
+        """Return the sum of loss, top1 and top5."""
+        return self.ranks.call("all_reduce", Region.R_RESULT, "sum")
 
     def _mean_metrics(self) -> Callable[..., Any]:
         return ops.average.bind(self.arena, x=self.ranks.plan.range(Region.R_RESULT))
@@ -109,17 +108,85 @@ class ReplicatedStep(_RanksStep):
     """
 
     def __init__(self, ranks: Ranks, **arguments: Any) -> None:
-        super().__init__(ranks, **arguments)
+        super().__init__(ranks, OptimizerStep(ranks.arena, **arguments))
         plan = ranks.plan
-        if self._half_grad:
+        if self.step.half_grad:
             spans = plan.series_range("G", "weight", half=True), plan.series_range("G", "bias")
-            calls = [*(ranks.call("all_reduce", s, "sum") for s in spans), *self._metrics()]
+            calls = [*(ranks.call("all_reduce", s, "sum") for s in spans), self._metrics()]
         else:
-            buckets = plan.bucket1, plan.bucket2
-            calls = [ranks.call("all_reduce", s, "sum") for s in buckets]
-        look, move = self.step.launches[: self._begin], self.step.launches[self._begin :]
-        reduce = ranks.bind(*calls)
-        self.launches = (reduce, self._mean_metrics(), *look, *self._agreement(), *move)
+            calls = [ranks.call("all_reduce", s, "sum") for s in (plan.bucket1, plan.bucket2)]
+        self.launches = (
+            ranks.bind(*calls),
+            self._mean_metrics(),
+            *self._look,
+            *self._agreement(),
+            *self._move,
+        )
+
+
+class Shard:
+    """One rank's interval of every series: of all weights, or with halves of those that have them.
+
+    Attributes:
+        own: first and last element of the interval.
+        shared: elements that divide among the ranks; the last rank has the rest too.
+        numel: all elements.
+
+    """
+
+    def __init__(self, plan: MemoryPlan, rank: int, size: int) -> None:
+        self._plan, self.rank, self.size = plan, rank, size
+        self.half = plan.config.half is not None
+        self._part = "weight" if self.half else "all"
+        self.numel = plan.series_range("W", self._part).size // 4
+        each = self.numel // (GRANULE * size) * GRANULE
+        self.shared = each * size
+        self.own = (rank * each, (rank + 1) * each if rank < size - 1 else self.numel)
+
+    def span(self, series: str, first: int, last: int, half: bool = False) -> Range:
+        """Return elements first .. last of a series in bytes."""
+        whole = self._plan.series_range(series, self._part, half)
+        item = 2 if half or series == "A" else 4
+        return Range(whole.base_offset + item * first, item * (last - first))
+
+    def mine(self, series: str, half: bool = False) -> Range:
+        """Return the own interval of a series in bytes."""
+        return self.span(series, *self.own, half)
+
+    def others(self, series: str, half: bool = False) -> list[Range]:
+        """Return what of a series other ranks own, biases and norms too."""
+        first, last = self.own
+        spans = [self.span(series, 0, first, half), self.span(series, last, self.numel, half)]
+        if self.half and self.rank:
+            spans.append(self._plan.series_range(series, "bias"))
+        return [span for span in spans if span.size]
+
+
+class _ShardUpdate(OptimizerStep):
+    """An OptimizerStep whose update is the own shard's, and at rank 0 that of biases and norms."""
+
+    def __init__(self, shard: Shard, arena: Arena, **arguments: Any) -> None:
+        self._shard = shard
+        super().__init__(arena, **arguments)
+
+    def _update(self, clear_grad: bool, half: bool, decay: dict[str, Any]) -> list[BoundLaunch]:
+        plan, shard = self.arena.plan, self._shard
+        assert plan is not None
+        op, ema = REGISTRY[plan.config.kind.label], plan.config.ema
+        spans = {"p": shard.mine("W"), "g": shard.mine("G")}
+        spans |= {name.lower(): shard.mine(name) for name in plan.config.kind.series}
+        if ema:
+            spans["e"] = shard.mine("E")
+        if half:
+            spans["a"] = shard.mine("A")
+        if self.half_grad:
+            spans["h"] = shard.mine("G", half=True)
+        out = []
+        if spans["p"].size:
+            out.append(op.bind(self.arena, **spans, clear_grad=clear_grad, **decay))
+        if half and shard.rank == 0:
+            out.append(op.bind(self.arena, part="bias", ema=ema, clear_grad=clear_grad, **decay))
+        return out
 
 
 class ShardedStep(_RanksStep):
@@ -130,8 +197,18 @@ class ShardedStep(_RanksStep):
     average, and with halves its FP32 master, are up to date at its owner only: ``collect()`` before
     a checkpoint, an evaluation with averaged weights, or a change of the number of ranks.
 
+    The moments of others need no memory: make the arena with ``holes``, and save each rank's own
+    interval (``shard.mine("M")``) instead of collecting.
+
+    Args:
+        ranks: the collectives of this rank's arena.
+        arguments: as of ``OptimizerStep``.
+
+    Attributes:
+        shard: the own interval.
+
     Raises:
-        PlanError: LARS or LAMB, whose ratios need whole tensors; clip_value together with them.
+        PlanError: LARS or LAMB, whose ratios need whole tensors.
 
     """
 
@@ -142,110 +219,73 @@ class ShardedStep(_RanksStep):
                 f"ShardedStep: got {kind.label}, expected an optimizer without norms by tensor; "
                 "use ReplicatedStep"
             )
-        super().__init__(ranks, **arguments)
-        plan = ranks.plan
-        self._part = "weight" if self._half else "all"
-        numel = plan.series_range("W", self._part).size // 4
-        size, rank = ranks.world.size, ranks.world.rank
-        self.shard = numel // (GRANULE * size) * GRANULE
-        self._shared = self.shard * size
-        self._rest = numel - self._shared
-        last = rank == size - 1
-        self.own = (rank * self.shard, (rank + 1) * self.shard + (self._rest if last else 0))
-        self._numel = numel
-        look, move = self.step.launches[: self._begin], self.step.launches[self._begin :]
+        self.shard = Shard(ranks.plan, ranks.world.rank, ranks.world.size)
+        super().__init__(ranks, _ShardUpdate(self.shard, ranks.arena, **arguments))
+        begin, *update = self._move
         self.launches = (
             self._reduce(),
             self._mean_metrics(),
             *self._forget(),
-            *look,
+            *self._look,
             *self._norms(),
             *self._agreement(),
-            move[0],
-            *self._updates(move[-1]),
-            self._gather("A" if self._half else "W"),
+            begin,
+            *update,
+            self._gather("A" if self.shard.half else "W"),
         )
 
-    def _span(self, series: str, first: int, last: int, half: bool = False) -> Range:
-        """Return elements first .. last of the sharded part of a series in bytes."""
-        whole = self.ranks.plan.series_range(series, self._part, half)
-        item = 2 if half or series == "A" else 4
-        return Range(whole.base_offset + item * first, item * (last - first))
+    @staticmethod
+    def holes(plan: MemoryPlan, rank: int, size: int) -> list[Range]:
+        """Return the moments that a rank never touches, for ``Arena(plan, holes=...)``."""
+        shard = Shard(plan, rank, size)
+        return [span for series in plan.config.kind.series for span in shard.others(series)]
 
     def _reduce(self) -> Callable[..., Any]:
-        ranks, half = self.ranks, self._half_grad
+        ranks, shard, half = self.ranks, self.shard, self.step.half_grad
+        rest = shard.span("G", shard.shared, shard.numel, half)
         calls = [
-            ranks.call("reduce_scatter", self._span("G", 0, self._shared, half), "sum"),
-            ranks.call("all_reduce", self._span("G", self._shared, self._numel, half), "sum"),
-            *self._metrics(),
+            ranks.call("reduce_scatter", shard.span("G", 0, shard.shared, half), "sum"),
+            ranks.call("all_reduce", rest, "sum"),
+            self._metrics(),
         ]
-        if self._half:
+        if shard.half:
             calls.append(ranks.call("all_reduce", ranks.plan.series_range("G", "bias"), "sum"))
         return ranks.bind(*calls)
 
     def _forget(self) -> list[Callable[..., Any]]:
         """Clear the gradients that are others': nobody reads them, and checks and norms add up."""
-        half = self._half_grad
-        spans = [
-            self._span("G", 0, self.own[0], half),
-            self._span("G", self.own[1], self._numel, half),
-        ]
-        if self._half and self.ranks.world.rank:
-            spans.append(self.ranks.plan.series_range("G", "bias"))
-        return [ops.clear.bind(self.arena, span) for span in spans if span.size]
+        spans = self.shard.others("G", self.step.half_grad)
+        return [ops.clear.bind(self.arena, span) for span in spans]
 
     def _norms(self) -> list[Callable[..., Any]]:
         """Add the norms' sums over ranks, so that tensors across a border are whole."""
-        names = [launch.binding.op.name for launch in self.step.launches]
-        if "fold_norms" not in names:
+        if not any(launch.binding.op.name == "fold_norms" for launch in self._look):
             return []
         sums = self.ranks.plan.tensors["norm.sums"]
         folds = self.ranks.plan.tensors["norm.folds"].numel - 1
         add = self.ranks.call("all_reduce", Range(sums.offset, 8 * folds), "sum", dtype="fp64")
         return [self.ranks.bind(add), ops.total_norm.bind(self.arena)]
 
-    def _updates(self, whole: Any) -> list[Callable[..., Any]]:
-        """Return the update of the own shard, and at rank 0 that of biases and norms."""
-        op, flags = REGISTRY[self.ranks.plan.config.kind.label], dict(whole.binding.flags)
-        flags.pop("half", None)
-        first, last = self.own
-        spans = {"p": self._span("W", first, last), "g": self._span("G", first, last)}
-        for name, series in (("m", "M"), ("v", "V")):
-            if name in whole.binding.bound:
-                spans[name] = self._span(series, first, last)
-        if flags["ema"]:
-            spans["e"] = self._span("E", first, last)
-        if flags["half_copy"]:
-            spans["a"] = self._span("A", first, last)
-        if flags["half_grad"]:
-            spans["h"] = self._span("G", first, last, half=True)
-        out: list[Callable[..., Any]] = []
-        if last > first:
-            out.append(op.bind(self.arena, **spans, **flags))
-        if self._half and self.ranks.world.rank == 0:
-            plain = flags | {"half_grad": False, "half_copy": False}
-            out.append(op.bind(self.arena, part="bias", **plain))
-        return out
-
     def _gather(self, *series: str) -> Callable[..., Any]:
         """Return the exchange of shards of series, the rest from the last rank, biases from 0."""
-        ranks, last = self.ranks, self.ranks.world.size - 1
+        ranks, shard = self.ranks, self.shard
         calls = []
         for name in series:
-            calls.append(ranks.call("all_gather", self._span(name, 0, self._shared)))
-            rest = self._span(name, self._shared, self._numel)
-            calls.append(ranks.call("broadcast", rest, root=last))
-            if self._half:
+            calls.append(ranks.call("all_gather", shard.span(name, 0, shard.shared)))
+            rest = shard.span(name, shard.shared, shard.numel)
+            calls.append(ranks.call("broadcast", rest, root=shard.size - 1))
+            if shard.half:
                 bias = ranks.plan.series_range("W" if name == "A" else name, "bias")
                 calls.append(ranks.call("broadcast", bias, root=0))
         return ranks.bind(*calls)
 
     def collect(self) -> None:
-        """Bring every rank's masters, moments and averages up to date; every rank calls it."""
+        """Bring every rank's masters, moments and averages up to date; every rank calls it.
+
+        Raises:
+            PlanError: the arena has holes where they would go.
+
+        """
         config = self.ranks.plan.config
-        state = [
-            *config.kind.series,
-            *(["E"] if config.ema else []),
-            *(["W"] if self._half else []),
-        ]
+        state = [*config.kind.series, *("E" * config.ema), *("W" * self.shard.half)]
         self._gather(*state)()

@@ -1,0 +1,101 @@
+"""Arenas with holes: addresses for all, memory for what is used."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from plan import PlanConfig, PlanError, Range
+from plan.models import ParameterSpec, plan_model
+from rangeops import Arena, ops
+from rangeops.ranks import ShardedStep
+from rangeops.ranks.step import Shard
+from rangeops.reserve import backed
+from tests.conftest import small_plan
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9))), st.integers(1, 400))
+def test_all_but_whole_pages_of_holes_have_memory(steps, nbytes):
+    holes, at = [], 0
+    for gap, size in steps:
+        holes.append(Range(at + gap, size))
+        at += gap + size
+    holes = [hole for hole in holes if hole.end <= nbytes]
+    parts = backed(nbytes, holes, 4)
+    kept = {byte for part in parts for byte in range(part.base_offset, part.end)}
+    lost = {
+        4 * page + byte
+        for hole in holes
+        for page in range(-(-hole.base_offset // 4), hole.end // 4)
+        for byte in range(4)
+    }
+    assert kept == set(range(nbytes)) - lost
+    assert all(part.base_offset % 4 == 0 for part in parts)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_every_element_has_one_owner(size):
+    plan = small_plan("adamw", half="fp16")
+    spans = [Shard(plan, rank, size) for rank in range(size)]
+    owned = np.zeros(spans[0].numel, int)
+    for shard in spans:
+        owned[shard.own[0] : shard.own[1]] += 1
+        assert shard.own[0] % 128 == 0 and shard.mine("G", half=True).base_offset % 16 == 0
+        lost = {(span.base_offset, span.size) for span in ShardedStep.holes(plan, shard.rank, size)}
+        assert shard.mine("M") not in lost
+    assert (owned == 1).all()
+    assert ShardedStep.holes(plan, 0, 1) == []
+
+
+def test_a_hole_is_refused_and_the_rest_works(device):
+    plan = small_plan("adamw")
+    hole = plan.series_range("V", "bias")
+    arena = Arena(plan, device=device, holes=[hole])
+    with pytest.raises(PlanError, match=r"arena\['fc.bias#V'\] got bytes .* hole of this arena"):
+        arena["fc.bias#V"] = 1.0
+    with pytest.raises(PlanError, match="adamw: range v got bytes .* reach into a hole"):
+        ops.adamw.bind(arena)
+    with pytest.raises(PlanError, match="read got bytes"):
+        arena.read(hole)
+    arena["fc.weight#V"] = 2.0
+    assert float(arena.download("fc.weight#V").sum()) == 600.0
+    ops.adamw.bind(arena, part="weight")
+    with pytest.raises(PlanError, match="got a buffer and holes, expected one of the two"):
+        Arena(plan, buffer=np.zeros(plan.total_bytes, np.uint8), holes=[hole])
+
+
+@pytest.mark.gpu
+def test_holes_take_no_memory_on_a_gpu_and_the_shard_trains_to_the_same_bits():
+    import cupy
+
+    plan = plan_model([ParameterSpec("w", "fc_weight", (30_000_000,))], PlanConfig("adamw"))
+    runtime = cupy.cuda.runtime
+    holes = ShardedStep.holes(plan, 1, 3)
+    lost = sum(hole.size for hole in holes)
+    before = runtime.memGetInfo()[0]
+    arena = Arena(plan, holes=holes)
+    used = before - runtime.memGetInfo()[0]
+    assert abs(used - (plan.total_bytes - lost)) < 8 * (4 << 20), (used, plan.total_bytes, lost)
+    whole = Arena(plan)
+    shard = Shard(plan, 1, 3)
+    spans = {name: shard.mine(name.upper().replace("P", "W")) for name in "pgmv"}
+    for one in (whole, arena):
+        rng = cupy.random.default_rng(3)
+        for series in "WG":
+            view = one.view(plan.series_range(series), "f4")
+            view[:] = rng.standard_normal(view.size, dtype=cupy.float32)
+        one.scalars.set(lr=0.1, weight_decay=0.1)
+        for _ in range(3):
+            ops.begin_step(one)
+            ops.adamw(one, **spans)
+    for span in spans.values():
+        np.testing.assert_array_equal(arena.read(span), whole.read(span))
+    del one, view, arena
+    import gc
+
+    gc.collect()
+    cupy.get_default_memory_pool().free_all_blocks()
+    after = runtime.memGetInfo()[0]
+    assert before - after < plan.total_bytes + (64 << 20), "the holes' arena was not given back"

@@ -171,7 +171,6 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
             taken = timer(graph.replay)
             name = f"{'sharded' if sharded else 'replicated'} AdamW step, {half or 'FP32'}, graph"
             yield row("ranks", model, name, taken, arena_mb=round(weight / 1e6, 1))
-            step.close()
             ranks.close()
             del arena, step, graph, ranks
             gc.collect()

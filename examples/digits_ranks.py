@@ -50,7 +50,6 @@ def train(world: World, device: str, steps: int, sharded: bool) -> dict[str, flo
         take(k)
         graph.replay()
     found = measured(network, test, target)
-    optimizer.close()
     ranks.close()
     return found
 

@@ -22,16 +22,9 @@ from tests.conftest import HAVE_GPU, host_bytes, small_plan
 
 ROOT = Path(__file__).parent.parent
 EVERYWHERE = (
-    "collectives",
-    "bn_stats",
-    "bf16",
-    "joined",
-    "sharded",
-    "s13",
-    "s33",
-    "graph",
+    "collectives", "bn_stats", "bf16", "joined", "sharded", "s13", "s33", "schedule", "graph",
     "digits",
-)
+)  # fmt: skip
 ON_THE_CPU = (*EVERYWHERE, "mismatch", "gloo")
 WITH_THREE = ("collectives", "joined", "sharded", "s13", "mismatch")
 NOTICED = 3.0
@@ -194,7 +187,6 @@ def test_one_process_needs_no_others(device):
             arena["fc.weight"] = 1.0
             one()
         assert world.exchange({"a": 1}) == [{"a": 1}]
-        step.close()
         ranks.close()
     np.testing.assert_array_equal(*map(host_bytes, pair))
 

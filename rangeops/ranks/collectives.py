@@ -13,13 +13,21 @@ update's coefficient.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from plan import MemoryPlan, PlanError, Range, Region, digest, first_difference, from_json, to_json
 from rangeops import ops
 from rangeops.arena import Arena
-from rangeops.ranks.communicator import NUMPY, Call, Communicator, CpuCommunicator
+from rangeops.graph import Graph
+from rangeops.ranks.communicator import (
+    NUMPY,
+    Call,
+    Communicator,
+    CpuCommunicator,
+    RankMismatch,
+)
 from rangeops.ranks.world import World
 from rangeops.stream import handle_of
 
@@ -42,6 +50,24 @@ def same_plan(world: World, plan: MemoryPlan) -> None:
                 f"ranks: the plan of rank 0 differs from that of rank {rank}: {what}; "
                 "plan the same model on all ranks"
             )
+
+
+def same_schedule(world: World, calls: Iterable[Callable[..., Any]]) -> None:
+    """Refuse ranks whose steps call different collectives: on a GPU they would wait for ever.
+
+    Raises:
+        RankMismatch: on every rank, with the first difference.
+
+    """
+    mine = [str(call) for some in calls for call in getattr(some, "calls", ())]
+    first, *others = world.exchange(mine)
+    for rank, other in enumerate(others, 1):
+        for one, two in itertools.zip_longest(first, other, fillvalue="nothing"):
+            if one != two:
+                raise RankMismatch(
+                    f"ranks: the step of rank 0 calls {one} where that of rank {rank} calls {two}, "
+                    "expected one schedule; give all ranks the same options"
+                )
 
 
 class Collective:
@@ -105,6 +131,7 @@ class Ranks:
             raise PlanError("Ranks: got an arena without a plan, expected a planned one")
         self.arena, self.world, self.plan = arena, world, arena.plan
         self.number = 0
+        self.graphs: list[Graph] = []
         same_plan(world, self.plan)
         self.communicator: Communicator = self._made()
         arena.scalars.ranks = float(world.size)
@@ -222,5 +249,11 @@ class Ranks:
         return len(set(self.world.exchange(found.hexdigest()))) == 1
 
     def close(self) -> None:
-        """Give the communicator back; every rank, after its graphs are gone."""
+        """Destroy the graphs of steps, for which NCCL would wait, then the communicator.
+
+        Every rank calls it.
+        """
+        for graph in self.graphs:
+            graph.close()
+        self.graphs.clear()
         self.communicator.close()

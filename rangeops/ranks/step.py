@@ -35,7 +35,7 @@ from rangeops.arena import Arena
 from rangeops.graph import Graph
 from rangeops.launch import BoundLaunch
 from rangeops.op import REGISTRY
-from rangeops.ranks.collectives import Ranks
+from rangeops.ranks.collectives import Ranks, same_schedule
 from rangeops.ranks.communicator import Call
 from rangeops.step import OptimizerStep
 
@@ -54,7 +54,6 @@ class _RanksStep:
         self._look, self._move = step.launches[:begin], step.launches[begin:]
         self._checks = any(name in ("check_nan", "grad_norm") for name in names)
         self.launches: tuple[Callable[..., Any], ...] = ()
-        self._graphs: list[Graph] = []
 
     def _metrics(self) -> Call:
         """Return the sum of loss, top1 and top5."""
@@ -85,14 +84,12 @@ class _RanksStep:
         Every rank captures, after one step outside, and replays as often as the others.
         """
         graph = Graph(self.arena, [*before, *self.launches] * steps)
-        self._graphs.append(graph)
+        self.ranks.graphs.append(graph)
         return graph
 
-    def close(self) -> None:
-        """Drop the graphs, which a communicator waits for when it ends; they replay no more."""
-        for graph in self._graphs:
-            graph.close()
-        self._graphs.clear()
+    def _bind(self, *launches: Callable[..., Any]) -> None:
+        self.launches = launches
+        same_schedule(self.ranks.world, launches)
 
 
 class ReplicatedStep(_RanksStep):
@@ -115,7 +112,7 @@ class ReplicatedStep(_RanksStep):
             calls = [*(ranks.call("all_reduce", s, "sum") for s in spans), self._metrics()]
         else:
             calls = [ranks.call("all_reduce", s, "sum") for s in (plan.bucket1, plan.bucket2)]
-        self.launches = (
+        self._bind(
             ranks.bind(*calls),
             self._mean_metrics(),
             *self._look,
@@ -222,7 +219,7 @@ class ShardedStep(_RanksStep):
         self.shard = Shard(ranks.plan, ranks.world.rank, ranks.world.size)
         super().__init__(ranks, _ShardUpdate(self.shard, ranks.arena, **arguments))
         begin, *update = self._move
-        self.launches = (
+        self._bind(
             self._reduce(),
             self._mean_metrics(),
             *self._forget(),

@@ -55,8 +55,8 @@ class CudaDriver:
         self._runtime: Any = runtime
         self.current_device = runtime.getDevice
         self._stream = cupy.cuda.get_current_stream
-        # Called without giving the GIL away, which another thread would keep for 5 ms: with CuPy's
-        # form of this question eight threads took and gave 50,000 blocks a second (H200).
+        # Called without giving the GIL away, as CuPy's form of this question does: another thread
+        # would keep it for 5 ms.
         self._is_capturing = ctypes.PyDLL(library()).cuStreamIsCapturing
         self._is_capturing.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 

@@ -12,23 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from plan import DTensor, DType, MemoryPlan, PlanConfig, PlanError, Range, Region
+from plan import DTensor, MemoryPlan, PlanConfig, PlanError, Range, Region
 from plan.chunks import chunks_of
 from plan.region import PARAMETER_KINDS, WEIGHT_KINDS
 from plan.segments import weight_segments
-from rangeops.buffer import allocate, flat
+from rangeops.buffer import allocate, flat, tensor_view
 from rangeops.reserve import check_holes
 from rangeops.scalars import Scalars
 from rangeops.stream import current_reader
-
-NUMPY = {
-    DType.FP32: "f4",
-    DType.FP16: "f2",
-    DType.BF16: "u2",
-    DType.INT32: "i4",
-    DType.INT8: "i1",
-}
-"""NumPy's type of each; bf16 are bits."""
 
 
 class Arena:
@@ -293,14 +284,6 @@ class Arena:
         import cupy
 
         return cupy
-
-
-def tensor_view(memory: Any, tensor: DTensor, start: int = 0) -> Any:
-    """Return a tensor in its logical shape in a byte array that begins at the arena's ``start``."""
-    first = tensor.offset - start
-    full = memory[first : first + tensor.nbytes].view(NUMPY[tensor.dtype])
-    full = full.reshape(tensor.padded_shape)
-    return full if tensor.padded_shape == tensor.shape else full[..., : tensor.shape[-1]]
 
 
 def private_arena(beside: Arena) -> Arena:

@@ -1,4 +1,4 @@
-"""Where an arena's bytes come from: one allocation on a device, or a buffer of the caller's."""
+"""An arena's bytes: one allocation on a device or a buffer of the caller's, and typed views."""
 
 from __future__ import annotations
 
@@ -9,9 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from plan import PlanError, Range
+from plan import DTensor, DType, PlanError, Range
 from rangeops.reserve import reserve
 from rangeops.stream import gpu_count
+
+NUMPY = {
+    DType.FP32: "f4",
+    DType.FP16: "f2",
+    DType.BF16: "u2",
+    DType.INT32: "i4",
+    DType.INT8: "i1",
+}
+"""NumPy's type of each; bf16 are bits."""
 
 
 def simulator_on() -> bool:
@@ -107,3 +116,11 @@ def flat(buffer: Any) -> tuple[Any, str]:
     if isinstance(array, np.ndarray) and not array.flags.writeable:
         raise ValueError("Arena.wrap: got a read-only array, expected one that ops may write")
     return array.reshape(-1).view("u1"), framework
+
+
+def tensor_view(memory: Any, tensor: DTensor, start: int = 0) -> Any:
+    """Return a tensor in its logical shape in a byte array that begins at the arena's ``start``."""
+    first = tensor.offset - start
+    full = memory[first : first + tensor.nbytes].view(NUMPY[tensor.dtype])
+    full = full.reshape(tensor.padded_shape)
+    return full if tensor.padded_shape == tensor.shape else full[..., : tensor.shape[-1]]

@@ -8,6 +8,7 @@ in host memory played by Numba's simulator.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,8 @@ class Arena:
                 )
         self.plan: MemoryPlan | None = plan
         self.holes = tuple(hole for hole in holes if hole.size)
-        self._initialize(plan, stale)
+        with self._cupy().cuda.Device(self.device_id) if self.on_gpu else nullcontext():
+            self._initialize(plan, stale)
 
     @classmethod
     def wrap(cls, buffer: Any, device: str | None = None) -> Arena:

@@ -8,6 +8,7 @@ never touched is not there.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,8 +47,15 @@ def check_holes(holes: Sequence[Range], what: str, span: Range) -> None:
             )
 
 
-class _Reserved:
-    """The driver's reservation and pages; they go when nothing holds this object."""
+class Reserved:
+    """The driver's reservation and pages; they go when nothing holds this object.
+
+    Attributes:
+        page: bytes of a page.
+        ptr: the first address.
+        pages: (address, bytes, handle) of what has memory.
+
+    """
 
     def __init__(self, nbytes: int, device: int) -> None:
         from cuda.bindings import driver
@@ -58,10 +66,11 @@ class _Reserved:
         kind.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
         kind.location.id = device
         self._kind = kind
+        self.pages: list[tuple[int, int, Any]] = []
+        self.ptr = 0
         least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
         self.page = int(self._call("cuMemGetAllocationGranularity", kind, least))
         self._size = -(-nbytes // self.page) * self.page
-        self._pages: list[tuple[int, int, Any]] = []
         self.ptr = int(self._call("cuMemAddressReserve", self._size, 0, 0, 0))
 
     def _call(self, name: str, *arguments: Any) -> Any:
@@ -73,27 +82,38 @@ class _Reserved:
         return values[0] if values else None
 
     def back(self, part: Range) -> None:
-        """Put memory behind a part that starts on a page."""
+        """Put memory behind a part that starts on a page.
+
+        Raises:
+            PlanError: the driver has not enough.
+
+        """
         size = -(-part.size // self.page) * self.page
         at = self.ptr + part.base_offset
         handle = self._call("cuMemCreate", size, self._kind, 0)
         self._call("cuMemMap", at, size, 0, handle, 0)
-        self._pages.append((at, size, handle))
+        self.pages.append((at, size, handle))
         access = self._driver.CUmemAccessDesc()
         access.location = self._kind.location
         access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
         self._call("cuMemSetAccess", at, size, [access], 1)
 
+    def close(self) -> None:
+        """Give pages and addresses back, after the work on them."""
+        if self.pages:
+            self._call("cuCtxSynchronize")
+        while self.pages:
+            at, size, handle = self.pages.pop()
+            self._call("cuMemUnmap", at, size)
+            self._call("cuMemRelease", handle)
+        if self.ptr:
+            self._call("cuMemAddressFree", self.ptr, self._size)
+            self.ptr = 0
+
     def __del__(self) -> None:
-        """Give pages and addresses back; the driver waits for work on them."""
-        driver = self._driver
-        if self._pages:
-            driver.cuCtxSynchronize()
-        for at, size, handle in self._pages:
-            driver.cuMemUnmap(at, size)
-            driver.cuMemRelease(handle)
-        if hasattr(self, "ptr"):
-            driver.cuMemAddressFree(self.ptr, self._size)
+        """Close, unless Python ends and takes the context along."""
+        if not sys.is_finalizing():
+            self.close()
 
 
 def reserve(nbytes: int, holes: Sequence[Range], device: int) -> tuple[Any, list[Range]]:
@@ -107,7 +127,7 @@ def reserve(nbytes: int, holes: Sequence[Range], device: int) -> tuple[Any, list
 
     with cupy.cuda.Device(device):
         cupy.cuda.runtime.free(0)  # makes the context, which the driver's own calls need
-        found = _Reserved(nbytes, device)
+        found = Reserved(nbytes, device)
         parts = backed(nbytes, holes, found.page)
         for part in parts:
             found.back(part)

@@ -8,6 +8,7 @@ CPU arena against per-parameter NumPy loops, and says so.
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -98,6 +99,18 @@ def timings(quick: bool, on_gpu: bool, only: Collection[str]) -> Iterator[dict[s
     for name, found in parts:
         if not only or name in only:
             yield from found
+            give_back(on_gpu)
+
+
+def give_back(on_gpu: bool) -> None:
+    """Give the memory that a part leaves in the caches of CuPy and torch to the next."""
+    gc.collect()
+    if on_gpu:
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()
 
 
 PARTS = ("steps", "amp", "ratios", "trainer", "sweeps", "pool", "input", "rates", "host", "ranks")
@@ -133,10 +146,12 @@ def main() -> int:
         text, wrong = verify_table("cuda" if on_gpu else "cpu", quiet)
         print(f"\nEvery op against its NumPy twin\n\n{text}")
     timed = timings(options.quick, on_gpu, options.only)
-    found = list(tqdm(timed, desc="bench", unit=" rows", disable=quiet))
+    found = []
+    for row in tqdm(timed, desc="bench", unit=" rows", disable=quiet):
+        found.append(row)
+        if options.save:
+            rows.save([row], options.results)
     print("\n".join(report(found)))
-    if options.save:
-        print(f"\nrows appended to {rows.save(found, options.results)}")
     if options.plot:
         plot.draw(found, options.plot)
     return int(wrong > 0)

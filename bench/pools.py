@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -243,22 +244,21 @@ def run(
         with Device(number % devices), Stream(non_blocking=True) as stream:
             for events in steps[:WARM]:
                 run_step(allocator, events)
-            warm.wait()
-            go.wait()
+            warm.wait(60)
+            go.wait(60)
             start = time.perf_counter()
             for events in steps[WARM:]:
                 run_step(allocator, events)
             seconds[number] = (time.perf_counter() - start) / STEPS
             stream.synchronize()
 
-    workers = [threading.Thread(target=work, args=(n,)) for n in range(threads)]
-    for worker in workers:
-        worker.start()
-    warm.wait()
-    before = allocator.calls()
-    go.wait()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(threads) as pool:
+        done = [pool.submit(work, number) for number in range(threads)]
+        warm.wait(60)
+        before = allocator.calls()
+        go.wait(60)
+        for one in done:
+            one.result()
     return seconds, allocator.calls() - before
 
 

@@ -64,6 +64,16 @@ class Status:
         self._arena = arena
         self._posted = 0
         self._slots: list[tuple[np.ndarray, Any]] = []
+        if arena.on_gpu:
+            # All of them now: to pin memory later would wait for the device (seen on an H200).
+            self._slots = [self._slot() for _ in range(SLOTS)]
+
+    def _slot(self) -> tuple[np.ndarray, Any]:
+        import cupy
+
+        pinned = cupy.cuda.alloc_pinned_memory(self._span.size)
+        memory = np.frombuffer(pinned, np.uint8, self._span.size)
+        return memory, cupy.cuda.Event(disable_timing=True)
 
     def post(self, stream: Any = None) -> None:
         """Enqueue a snapshot on ``stream`` (default: the framework's current one).
@@ -84,10 +94,6 @@ class Status:
             )
         import cupy
 
-        if len(self._slots) < SLOTS:
-            pinned = cupy.cuda.alloc_pinned_memory(self._span.size)
-            memory = np.frombuffer(pinned, np.uint8, self._span.size)
-            self._slots.append((memory, cupy.cuda.Event(disable_timing=True)))
         memory, event = self._slots[self._posted % SLOTS]
         if self._posted >= SLOTS:
             event.synchronize()

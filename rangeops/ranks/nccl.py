@@ -121,9 +121,15 @@ class NcclCommunicator:
         thread.join(ABORT_TIMEOUT)
 
     def _abort(self) -> None:
-        if not self._aborted:
-            self._aborted = True
-            self._comm.abort()
+        # Whoever is inside a call looks for a loss while it waits, and comes out.
+        held = self._lock.acquire(timeout=2.0)
+        try:
+            if not self._aborted:
+                self._aborted = True
+                self._comm.abort()
+        finally:
+            if held:
+                self._lock.release()
 
     def close(self) -> None:
         """Finalize and destroy; captured graphs have to be gone, or it waits for them for ever."""

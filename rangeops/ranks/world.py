@@ -72,6 +72,7 @@ class World:
         self._deadline, self._grace = deadline, grace
         self._lost: RankLost | None = None
         self._listeners: list[Callable[[], None]] = []
+        self._listening: list[threading.Thread] = []
         self.left: set[int] = set()
         self._closed = threading.Event()
         self._control: Sockets = {}
@@ -183,8 +184,9 @@ class World:
             for peer in self._control:
                 if peer != rank:
                     self._push(peer, wire.LOST, [rank, reason])
-        for listener in self._listeners:
-            threading.Thread(target=listener, daemon=True).start()
+        self._listening = [threading.Thread(target=f, daemon=True) for f in self._listeners]
+        for thread in self._listening:
+            thread.start()
         threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
@@ -245,9 +247,14 @@ class World:
             return found[0]
 
     def close(self, peaceful: bool = True) -> None:
-        """Leave: wait until all ranks do, a few seconds at most, and end the connections."""
+        """Leave: wait until all ranks do, a few seconds at most, and end the connections.
+
+        After a loss it waits for an abort that is under way: Python must not end beneath it.
+        """
         if self.size == 1 or self._closed.is_set():
             return
+        for thread in self._listening:
+            thread.join(self._grace)
         if peaceful and self._lost is None:
             for peer in self._control:
                 self._tell(peer, wire.LEAVE)

@@ -169,7 +169,8 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
             step()
             graph = step.capture()
             taken = timer(graph.replay)
-            name = f"{'sharded' if sharded else 'replicated'} AdamW step, {half or 'FP32'}, graph"
+            what = "fp16 gradients and copies" if half else "FP32"
+            name = f"{'sharded' if sharded else 'replicated'} step, {what}, graph"
             yield row("ranks", model, name, taken, arena_mb=round(weight / 1e6, 1))
             ranks.close()
             del arena, step, graph, ranks

@@ -263,6 +263,15 @@ def test_ranks_that_do_not_come_are_named():
         World(Place(1, 2, 0, port=port), timeout=0.3)
 
 
+def test_a_port_in_use_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(
+            OSError, match=f"rank 0 cannot listen at 127.0.0.1:{port} .* RANGEOPS_P"
+        ):
+            World(Place(0, 2, 0, port=port), timeout=0.3)
+
+
 def in_threads(*places, timeout=10.0):
     """Make a world in a thread for each place; return what each made or raised."""
     found = {}

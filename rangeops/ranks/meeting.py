@@ -36,9 +36,19 @@ def meet(where: Place, timeout: float) -> tuple[Sockets, Sockets]:
     return control, data
 
 
+def _listen(where: Place) -> socket.socket:
+    try:
+        return socket.create_server((where.address, where.port), backlog=2 * where.size)
+    except OSError as error:
+        raise OSError(
+            f"ranks: rank 0 cannot listen at {where.address}:{where.port} ({error}), expected an "
+            "address of this host and a free port; set MASTER_ADDR and RANGEOPS_PORT"
+        ) from error
+
+
 def _gather(where: Place, timeout: float, control: Sockets, data: Sockets) -> None:
     end = time.monotonic() + timeout
-    with socket.create_server((where.address, where.port), backlog=2 * where.size) as server:
+    with _listen(where) as server:
         while len(control) + len(data) < 2 * (where.size - 1):
             server.settimeout(max(0.01, end - time.monotonic()))
             try:

@@ -26,6 +26,11 @@ def shown(op: Any, flags: dict[str, Any]) -> bool:
     )
 
 
+def fullest(op: Any, flags: dict[str, Any]) -> bool:
+    """Whether a variant has everything that its op can fuse."""
+    return flags == list(op.variants())[-1]
+
+
 def op_rates(elements: int = ELEMENTS) -> Iterator[dict[str, Any]]:
     """Time the ops of the registry on one plan with a single weight of ``elements``."""
     import cupy

@@ -66,13 +66,22 @@ def faults(op, flags) -> list[str]:
 
 
 def looked_at(op, flags) -> bool:
-    """Whether a variant is built: all on a machine with a GPU, else halves alone and with all.
+    """Whether a variant is built: all on a machine with a GPU, else each option alone, and all.
 
     Each option is a branch of its own, and compiling all of them takes two cores five minutes.
+    Of bf16, which differs from fp16 by the two conversions, and of a second kind of weight decay,
+    which differs in the rule, the variant with everything stands for the rest.
     """
+    if gpu_count():
+        return True
     on = sum(value is True for value in flags.values())
-    few = on <= 1 or on == sum(True in values for values in op.flags.values())
-    return few or gpu_count() > 0 or flags.get("half") is None
+    fused = on == max(
+        sum(value is True for value in other.values())
+        for other in op.variants()
+        if other.get("half") == flags.get("half") and other.get("decay") == flags.get("decay")
+    )
+    second = flags.get("decay") != op.flags.get("decay", (None,))[0]
+    return fused or (on <= 1 and not second and flags.get("half") != "bf16")
 
 
 def main() -> int:

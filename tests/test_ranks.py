@@ -26,7 +26,7 @@ EVERYWHERE = (
     "digits",
 )  # fmt: skip
 ON_THE_CPU = (*EVERYWHERE, "mismatch", "gloo")
-WITH_THREE = ("collectives", "joined", "sharded", "s13", "mismatch")
+WITH_THREE = ("sharded", "s13", "mismatch")
 NOTICED = 8.0
 """Seconds in which all ranks end after a kill: it is noticed at once, and Python ends in about one,
 on a machine that does nothing else."""

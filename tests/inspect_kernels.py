@@ -10,7 +10,7 @@ import re
 import sys
 
 from rangeops import REGISTRY, build
-from rangeops.stream import gpu_count
+from tests.variants import chosen
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 
@@ -65,29 +65,10 @@ def faults(op, flags) -> list[str]:
     return out
 
 
-def looked_at(op, flags) -> bool:
-    """Whether a variant is built: all on a machine with a GPU, else each option alone, and all.
-
-    Each option is a branch of its own, and compiling all of them takes two cores five minutes.
-    Of bf16, which differs from fp16 by the two conversions, and of a second kind of weight decay,
-    which differs in the rule, the variant with everything stands for the rest.
-    """
-    if gpu_count():
-        return True
-    on = sum(value is True for value in flags.values())
-    fused = on == max(
-        sum(value is True for value in other.values())
-        for other in op.variants()
-        if other.get("half") == flags.get("half") and other.get("decay") == flags.get("decay")
-    )
-    second = flags.get("decay") != op.flags.get("decay", (None,))[0]
-    return fused or (on <= 1 and not second and flags.get("half") != "bf16")
-
-
 def main() -> int:
     """Inspect a share of all variants; print a line per fault, then the number inspected."""
     share, shares = int(sys.argv[1]), int(sys.argv[2])
-    everything = [(op, v) for op in REGISTRY.values() for v in op.variants() if looked_at(op, v)]
+    everything = [(op, v) for op in REGISTRY.values() for v in op.variants() if chosen(op, v)]
     wrong = 0
     for op, flags in everything[share::shares]:
         for fault in faults(op, flags):

@@ -15,6 +15,7 @@ from rangeops import REGISTRY, Arena, build
 from rangeops.arguments import WHOLE_SERIES
 from rangeops.verify import check, fill_random, planned_variants
 from tests.conftest import HAVE_GPU, get, host_bytes, put, raw_arena, small_plan
+from tests.variants import chosen
 
 OPTIMIZERS = {"sgd": "sgd", "momentum": "momentum", "nesterov": "nesterov", "trust_ratio": "lamb"}
 
@@ -50,9 +51,8 @@ def bf16(case):
     return case.values[1].get("half") == "bf16"
 
 
-CASES = [case for few, case in cases() if few or HAVE_GPU or not bf16(case)]
-"""In the slow simulator, bf16 alone and with everything: its kernels differ from those of fp16 by
-the two conversions."""
+CASES = [case for few, case in cases() if few or chosen(*case.values[:2])]
+"""Without a GPU those that differ, in the slow simulator; see ``tests.variants``."""
 
 FEWER = [case for few, case in cases() if HAVE_GPU or (few and not bf16(case))]
 """In the slow simulator, each op alone and with everything it can fuse."""

@@ -133,16 +133,7 @@ def _torch_buckets(model: str, nbytes: int, world: World, mine: float) -> Iterat
 
     for _ in range(3):
         reduce()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(26)]
-    torch.cuda.synchronize()
-    torch.cuda._sleep(100_000_000)
-    for event in events[:-1]:
-        event.record()
-        reduce()
-    events[-1].record()
-    torch.cuda.synchronize()
-    pairs = zip(events, events[1:], strict=False)
-    taken = timing.summary([a.elapsed_time(b) / 1e3 for a, b in pairs])
+    taken = timing.torch_gpu(reduce)
     slowest = timing.Timing(*max(world.exchange([taken.seconds, taken.spread])))
     distributed.destroy_process_group()
     rate = 2 * (world.size - 1) / world.size * nbytes / slowest.seconds

@@ -52,22 +52,6 @@ def _made(model: str, way: str) -> tuple[Callable[[], None], Any]:
     return step, optimizer
 
 
-def _events(call: Callable[[], Any], repeats: int = 20) -> timing.Timing:
-    """Time a call on torch's current stream by events, the host hidden behind a long kernel."""
-    import torch
-
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(repeats + 1)]
-    torch.cuda.synchronize()
-    torch.cuda._sleep(200_000_000)
-    for event in events[:-1]:
-        event.record()
-        call()
-    events[-1].record()
-    torch.cuda.synchronize()
-    pairs = zip(events, events[1:], strict=False)
-    return timing.summary([a.elapsed_time(b) / 1e3 for a, b in pairs])
-
-
 def trainer_steps(model: str) -> Iterator[dict[str, Any]]:
     """Time the optimizer alone (GPU and host) and the whole step, eager and in a graph."""
     import torch
@@ -77,7 +61,7 @@ def trainer_steps(model: str) -> Iterator[dict[str, Any]]:
         step, optimizer = _made(model, way)
         for _ in range(3):
             step()
-        alone = _events(optimizer.step)
+        alone = timing.torch_gpu(optimizer.step)
         host = timing.host(optimizer.step, torch.cuda.synchronize, 40)
         eager = timing.steady(step, torch.cuda.synchronize, 1.0)
         graph = timing.steady(peers.torch_graph(step), torch.cuda.synchronize, 1.0)

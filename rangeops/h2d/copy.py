@@ -32,7 +32,7 @@ def h2d_copy(
     zone = Zone(arena, target) if isinstance(target, str) and target in REGIONS else None
     if zone is None:
         tensor = arena.tensor(target)
-        array = shaped(tensor, values, f"h2d_copy: {tensor.name}", tensor.shape)
+        array = shaped(tensor, values, f"h2d_copy: {tensor.name}")
         parts = pieces(tensor, array, RING_BYTES)
         span = Range(tensor.offset, tensor.nbytes)
     else:

@@ -22,7 +22,8 @@ from rangeops.arena import Arena
 from rangeops.buffer import NUMPY
 
 THREADED = 1 << 22
-"""Bytes from which several threads write a buffer: one fills it at a fifth of a PCIe 5 link."""
+"""Bytes from which several threads write a buffer: one fills it at a tenth of the link's
+rate, eight at half of it (5 and 26 of 54 GB/s, host of an H200)."""
 
 THREADS = min(8, os.cpu_count() or 1)
 
@@ -80,10 +81,8 @@ def ring_of(arena: Arena, nbytes: int) -> Ring:
     return rings[nbytes]
 
 
-def shaped(
-    tensor: DTensor, values: Any, what: str, shape: tuple[int, ...], fewer: bool = False
-) -> np.ndarray:
-    """Return host values as an array of this shape and of a type that the tensor takes.
+def shaped(tensor: DTensor, values: Any, what: str, fewer: bool = False) -> np.ndarray:
+    """Return host values as an array of the tensor's shape and of a type that it takes.
 
     With ``fewer`` the first axis may be shorter.
 
@@ -105,6 +104,7 @@ def shaped(
     if array.dtype != wanted if bits else not np.can_cast(array.dtype, wanted, "same_kind"):
         text = "uint16 bits" if bits else tensor.dtype.label
         raise TypeError(f"{what} got {array.dtype}, expected {text}; convert it in the loader")
+    shape = tensor.shape
     short = array.ndim == len(shape) and array.shape[1:] == shape[1:] and len(array) < shape[0]
     if array.shape != shape and not (fewer and short):
         remedy = "pad a batch of fewer samples" if short else "give it the planned shape"
@@ -124,7 +124,7 @@ def write(view: np.ndarray, array: np.ndarray) -> None:
 
 @cache
 def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="rangeops.h2d.staging")
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="rangeops staging")
 
 
 def pieces(tensor: DTensor, array: np.ndarray, nbytes: int) -> Iterator[tuple[int, int, Any]]:

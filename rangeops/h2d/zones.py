@@ -42,7 +42,7 @@ class Zone:
         if len(batch) != 2:
             raise ValueError(f"{what}: got {len(batch)} parts, expected (data, label)")
         parts = ((self.data, batch[0], "data", 0), (self.label, batch[1], "label", -1))
-        arrays = [shaped(t, v, f"{what}: {name}", t.shape, pad) for t, v, name, _ in parts]
+        arrays = [shaped(t, v, f"{what}: {name}", pad) for t, v, name, _ in parts]
         samples, labels = map(len, arrays)
         if samples != labels:
             raise ValueError(

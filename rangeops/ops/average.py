@@ -25,98 +25,72 @@ def average_rule(x, ranks):
     return x / ranks
 
 
-def _gpu(x: Any) -> Any:
+def _words(x: Any, half: str | None) -> Any:
+    """Return (widen, narrow) of the element type; FP32 stays as it is."""
+    if half is not None:
+        return x.half(half)
+
+    def same(value):
+        return value
+
+    return x.device(same), x.device(same)
+
+
+def _gpu(x: Any, *, half: str | None = None) -> Any:
     rule, thread, load4, store4 = x.device(average_rule), x.thread, x.load4, x.store4
     int64 = x.int64
+    widen, narrow = _words(x, half)
 
     def average(v, s, n):
         i = thread() * int64(4)
         left = n - i
         if left > 0:
             by, u = s[RANKS], load4(v, i, left)
-            store4(v, i, (rule(u[0], by), rule(u[1], by), rule(u[2], by), rule(u[3], by)), left)
+            low = narrow(rule(widen(u[0]), by)), narrow(rule(widen(u[1]), by))
+            high = narrow(rule(widen(u[2]), by)), narrow(rule(widen(u[3]), by))
+            store4(v, i, (low[0], low[1], high[0], high[1]), left)
 
     return average
 
 
-def _cpu(x: Any) -> Any:
+def _cpu(x: Any, *, half: str | None = None) -> Any:
     rule = x.device(average_rule)
+    widen, narrow = _words(x, half)
 
     def average(v, s, n, start, stop):
         by, vs = s[RANKS], v[start:stop]
         for j in range(vs.size):
-            vs[j] = rule(vs[j], by)
+            vs[j] = narrow(rule(widen(vs[j]), by))
 
     return average
 
 
-def _twin() -> Any:
+def _twin(*, half: str | None = None) -> Any:
     def twin(v, s, n):
         with np.errstate(all="ignore"):
-            v /= s[RANKS]
+            v[:] = v / s[RANKS] if half is None else to_half(from_half(v, half) / s[RANKS], half)
 
     return twin
 
 
-_AVERAGE = (updated("x", "f4"),)
-
-average = range_op(
-    "average",
-    seed="(the scale kernel behind an all-reduce)",
-    formula="x = x / ranks",
-    operands=_AVERAGE,
-    kernel=Kernel("average", arguments_of(_AVERAGE, "s"), ("n",), _gpu, _cpu, _twin),
-    bytes_per_element=lambda flags: 8,
-)
-
-
-def _half_gpu(x: Any, *, half: str) -> Any:
-    rule, thread, load4, store4 = x.device(average_rule), x.thread, x.load4, x.store4
-    int64 = x.int64
-    widen, narrow = x.half(half)
-
-    def average(h, s, n):
-        i = thread() * int64(4)
-        left = n - i
-        if left > 0:
-            by, u = s[RANKS], load4(h, i, left)
-            low = narrow(rule(widen(u[0]), by)), narrow(rule(widen(u[1]), by))
-            high = narrow(rule(widen(u[2]), by)), narrow(rule(widen(u[3]), by))
-            store4(h, i, (low[0], low[1], high[0], high[1]), left)
-
-    return average
+def _declared(name: str, formula: str, seed: str, element: str, flags: dict[str, Any]) -> Any:
+    operands = (updated("x", element),)
+    return range_op(
+        name,
+        seed=seed,
+        formula=formula,
+        operands=operands,
+        kernel=Kernel(name, arguments_of(operands, "s"), ("n",), _gpu, _cpu, _twin),
+        bytes_per_element=lambda flags: 4 if element == "half" else 8,
+        flags=flags,
+    )
 
 
-def _half_cpu(x: Any, *, half: str) -> Any:
-    rule = x.device(average_rule)
-    widen, narrow = x.half(half)
-
-    def average(h, s, n, start, stop):
-        by, hs = s[RANKS], h[start:stop]
-        for j in range(hs.size):
-            hs[j] = narrow(rule(widen(hs[j]), by))
-
-    return average
-
-
-def _half_twin(*, half: str) -> Any:
-    def twin(h, s, n):
-        with np.errstate(all="ignore"):
-            h[:] = to_half(from_half(h, half) / s[RANKS], half)
-
-    return twin
-
-
-_AVERAGE_HALF = (updated("x", "half"),)
-
-average_half = range_op(
+average = _declared("average", "x = x / ranks", "(the scale kernel behind an all-reduce)", "f4", {})
+average_half = _declared(
     "average_half",
-    seed="(the scale kernel before an all-reduce)",
-    formula="h = half(float32(h) / ranks)",
-    operands=_AVERAGE_HALF,
-    kernel=Kernel(
-        "average_half", arguments_of(_AVERAGE_HALF, "s"), ("n",), _half_gpu, _half_cpu, _half_twin
-    ),
-    bytes_per_element=lambda flags: 4,
-    flags=FLAGS,
+    "h = half(float32(h) / ranks)",
+    "(the scale kernel before an all-reduce)",
+    "half",
+    FLAGS,
 )

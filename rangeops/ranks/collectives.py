@@ -13,6 +13,7 @@ update's coefficient.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -97,7 +98,7 @@ class Collective:
         ranks.communicator.run(self.calls, self._views, ranks.handle(stream))
 
 
-class Sequence:
+class InTurn:
     """Launches and collectives one after the other."""
 
     on_stream = True
@@ -201,7 +202,7 @@ class Ranks:
         """Bind the maximum over ranks of ranges, in place."""
         return self.bind(*(self.call("all_reduce", span, "max") for span in spans))
 
-    def all_reduce_mean(self, span: Any) -> Sequence:
+    def all_reduce_mean(self, span: Any) -> InTurn:
         """Bind the mean over ranks of a range, in place.
 
         FP32 is divided behind the sum; 16 bits before it, since a sum of 16 bits may overflow where
@@ -210,10 +211,10 @@ class Ranks:
         call = self.call("all_reduce", span, "sum")
         if call.dtype in ("fp16", "bf16"):
             average = ops.average_half.bind(self.arena, x=call.span, half=call.dtype)
-            return Sequence(average, self.bind(call))
-        return Sequence(self.bind(call), ops.average.bind(self.arena, x=call.span))
+            return InTurn(average, self.bind(call))
+        return InTurn(self.bind(call), ops.average.bind(self.arena, x=call.span))
 
-    def all_reduce_bn_stats(self) -> Sequence:
+    def all_reduce_bn_stats(self) -> InTurn:
         """Bind the mean over ranks of all running means and variances."""
         return self.all_reduce_mean((Region.B_PREV_MEAN, Region.B_NEXT_VAR))
 
@@ -231,20 +232,16 @@ class Ranks:
 
     def poison(self) -> Callable[..., Any]:
         """Bind the copy of the poison word to the device, behind collectives and before a step."""
-        place, _ = self.plan.scalar("poisoned")
-        copy = getattr(self.communicator, "copy_poison", None)
+        ptr = self.arena.ptr_at(self.plan.scalar("poisoned")[0])
 
         def run(stream: Any = None) -> None:
-            if copy is not None:
-                copy(self.arena.ptr_at(place), self.handle(stream))
+            self.communicator.copy_poison(ptr, self.handle(stream))
 
         run.on_stream = True  # type: ignore[attr-defined]
         return run
 
     def same_bits(self, span: Any) -> bool:
         """Return whether a range holds the same bytes on all ranks; every rank asks."""
-        import hashlib
-
         found = hashlib.sha256(self.arena.read(self.call("broadcast", span).span).tobytes())
         return len(set(self.world.exchange(found.hexdigest()))) == 1
 

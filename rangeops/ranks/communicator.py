@@ -64,6 +64,9 @@ class Communicator(Protocol):
     def run(self, calls: tuple[Call, ...], views: list[Any], stream: int) -> None:
         """Run calls on their views, one after the other or together, in order of ``stream``."""
 
+    def copy_poison(self, ptr: int, stream: int) -> None:
+        """Copy the poison word to device address ``ptr`` in order of ``stream``."""
+
     def abort(self) -> None:
         """End what is under way, since a rank is gone."""
 
@@ -90,6 +93,9 @@ class CpuCommunicator:
             self._number += 1
             self._agree(call)
             getattr(self, f"_{call.name}")(call, view)
+
+    def copy_poison(self, ptr: int, stream: int) -> None:
+        """Do nothing: a call that fails raises, and no step is queued behind it."""
 
     def abort(self) -> None:
         """Do nothing: whoever waits on a socket looks for itself."""

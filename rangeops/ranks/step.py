@@ -17,6 +17,8 @@ Update traffic of Adam 30 and 30/n;  state in use 20 and 8 + 12/n:
     update traffic            30 / 15   30 / 3.75   30 / 0.47    30 / 0.03
     state in use              20 / 14   20 / 9.5    20 / 8.19    20 / 8.01
 
+Of the state, ``Arena(plan, holes=...)`` gives back the moments: 8 - 8/n bytes a parameter.
+
 Past two hosts the wire is the limit: at 64 ranks and 50 GB/s a rank, GPT-2 124M exchanges 0.98 GB,
 20 ms, beside an update of 1.2 ms; so reduce what goes over it (16 bits, sharded: half), overlap the
 two buckets with the backward pass, and use trees within hosts, as NCCL does.  Sums of 16 bits

@@ -1,9 +1,8 @@
 """adopt: plan a torch module's parameters, move them into an arena, make them views of it.
 
-Classes by module type: the first convolution is ``first_conv``, others ``deep_conv``; linear and
-embedding weights ``fc_weight``; norm weights ``bn_weight`` and biases ``bn_bias``; other biases
-``fc_bias``; ``kinds`` overrides by name pattern.  Tied parameters lie there once, memory order
-(channels-last) is kept, frozen parameters are adopted and skipped, buffers are not touched.
+The plan's kinds come from the module types (``rangeops.torch.modules``); ``kinds`` overrides by
+name pattern.  Tied parameters lie there once, memory order (channels-last) is kept, frozen
+parameters are adopted and skipped, buffers are not touched.
 
 With ``half`` the weights that the module computes with are half copies of FP32 masters, and their
 gradients are half; biases and norms stay FP32, so run the forward pass under ``torch.autocast``.
@@ -25,40 +24,10 @@ from torch import nn
 from plan import MemoryPlan, Parameter, PlanConfig, PlanError, Range
 from rangeops import ops
 from rangeops.arena import Arena
-
-_CONVOLUTIONS = nn.modules.conv._ConvNd
-_NORMS: tuple[type[nn.Module], ...] = (
-    nn.modules.batchnorm._BatchNorm,
-    nn.GroupNorm,
-    nn.LayerNorm,
-    nn.RMSNorm,
-)
-_WHOLE = (nn.Linear, nn.Bilinear, nn.Embedding, nn.EmbeddingBag)
+from rangeops.torch.modules import kind_of, memory_order, parameters
 
 _adopted: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
 """Parameter id -> what adopted it, for the optimizers."""
-
-
-def kind_of(module: nn.Module, name: str, param: torch.Tensor, first_conv: bool) -> str:
-    """Return the plan's kind of a parameter from the module that owns it."""
-    bias = name.endswith("bias")
-    if isinstance(module, _NORMS):
-        return "bn_bias" if bias else "bn_weight"
-    if bias:
-        return "fc_bias"
-    if isinstance(module, _CONVOLUTIONS):
-        return "first_conv" if first_conv else "deep_conv"
-    if isinstance(module, _WHOLE) or param.dim() > 1:
-        return "fc_weight"
-    return "bn_weight"
-
-
-def memory_order(param: torch.Tensor) -> tuple[int, ...]:
-    """Return the dimensions of a dense tensor from the slowest to the fastest in memory."""
-    strides = param.stride()
-    order = sorted(range(param.dim()), key=lambda d: (-strides[d], d))
-    dense = param.permute(order).is_contiguous()
-    return tuple(order) if dense else tuple(range(param.dim()))
 
 
 @dataclass(frozen=True)
@@ -88,7 +57,7 @@ class Adopted:
     """
 
     def __init__(self, module: nn.Module, config: PlanConfig, kinds: Mapping[str, str]) -> None:
-        named = list(_parameters(module))
+        named = list(parameters(module))
         devices = {p.device for _, _, _, p in named}
         if not named or len(devices) != 1:
             raise PlanError(
@@ -250,16 +219,6 @@ def _gradients(plan: MemoryPlan) -> list[Range]:
     if plan.config.half is None:
         return [plan.series_range("G")]
     return [plan.series_range("G", "bias"), plan.series_range("G", "weight", half=True)]
-
-
-def _parameters(module: nn.Module) -> Iterator[tuple[nn.Module, str, str, nn.Parameter]]:
-    """Yield (owner, key, full name, parameter), each parameter once."""
-    seen: set[int] = set()
-    for prefix, owner in module.named_modules():
-        for key, param in owner._parameters.items():
-            if param is not None and id(param) not in seen:
-                seen.add(id(param))
-                yield owner, key, f"{prefix}.{key}" if prefix else key, param
 
 
 def adopt(

@@ -85,8 +85,6 @@ class World:
         }
         self._sending = {peer: threading.Lock() for peer in self._control}
         self._heard = dict.fromkeys(self._control, time.monotonic())
-        for sock in (*self._control.values(), *self.data.values()):
-            sock.settimeout(TICK)
         self._watcher = threading.Thread(target=self._watch, name="rangeops ranks", daemon=True)
         self._watcher.start()
 

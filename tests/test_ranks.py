@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from rangeops import Arena, OptimizerStep
-from rangeops.ranks import Place, Ranks, ReplicatedStep, World, place
+from rangeops.ranks import Place, RankLost, Ranks, ReplicatedStep, World, place
 from rangeops.stream import gpu_count
 from tests.conftest import HAVE_GPU, host_bytes, small_plan
 
@@ -331,6 +331,20 @@ def test_a_stranger_on_the_port_is_no_rank():
         end.start()
     for end in ends:
         end.join()
+
+
+def test_whoever_sees_a_loss_can_close_only_after_its_listeners():
+    """Python must not end beneath an abort; so many of them that the start takes its time."""
+    port, done = free_port(), []
+    zero, one = in_threads(Place(0, 2, port=port), Place(1, 2, port=port))
+    for _ in range(200):
+        one.on_loss(lambda: done.append(1))
+    zero.close(peaceful=False)
+    with pytest.raises(RankLost, match="rank 1 of 2 lost rank 0"):
+        while True:
+            one.check()
+    one.close(peaceful=False)
+    assert len(done) == 200
 
 
 @pytest.mark.skipif(HAVE_GPU, reason="tells what happens without NCCL")

@@ -24,9 +24,6 @@ from rangeops.ranks.world import World
 SUCCESS, IN_PROGRESS = 0, 7
 """NCCL's result codes."""
 
-ABORT_TIMEOUT = 5.0
-"""Seconds to wait for an abort; it returned in 0.5 (two H200)."""
-
 
 def _half(dtype: str) -> Any:
     """Return NumPy's type of a half format, by which NCCL knows what to add."""
@@ -116,11 +113,6 @@ class NcclCommunicator:
     def abort(self) -> None:
         """Poison the steps that are queued, then end the kernels that wait for a lost rank."""
         self.poison_word[0] = 1
-        thread = threading.Thread(target=self._abort, daemon=True)
-        thread.start()
-        thread.join(ABORT_TIMEOUT)
-
-    def _abort(self) -> None:
         # Whoever is inside a call looks for a loss while it waits, and comes out.
         held = self._lock.acquire(timeout=2.0)
         try:

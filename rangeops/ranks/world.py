@@ -173,6 +173,10 @@ class World:
     def _lose(self, rank: int, reason: str) -> None:
         if self._lost is not None or self._closed.is_set():
             return
+        for listener in self._listeners:
+            thread = threading.Thread(target=listener, daemon=True)
+            thread.start()
+            self._listening.append(thread)  # only once it runs: ``close`` joins what it finds here
         self._lost = RankLost(
             f"ranks: rank {self.rank} of {self.size} lost rank {rank} ({reason}) in {self.doing}; "
             "weights are those of the last finished step, start again from a checkpoint",
@@ -182,9 +186,6 @@ class World:
             for peer in self._control:
                 if peer != rank:
                     self._push(peer, wire.LOST, [rank, reason])
-        self._listening = [threading.Thread(target=f, daemon=True) for f in self._listeners]
-        for thread in self._listening:
-            thread.start()
         threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
@@ -251,8 +252,6 @@ class World:
         """
         if self.size == 1 or self._closed.is_set():
             return
-        for thread in self._listening:
-            thread.join(self._grace)
         if peaceful and self._lost is None:
             for peer in self._control:
                 self._tell(peer, wire.LEAVE)
@@ -260,6 +259,8 @@ class World:
             while len(self.left) < len(self._control) and time.monotonic() < end:
                 time.sleep(0.005)
         self._closed.set()
-        self._watcher.join(2.0)
+        self._watcher.join(2.0)  # it alone starts listeners, and none once it has ended
+        for thread in self._listening:
+            thread.join(self._grace)
         for sock in (*self._control.values(), *self.data.values()):
             sock.close()

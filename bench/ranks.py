@@ -22,7 +22,7 @@ from bench.rows import row
 from plan import PlanConfig, Range
 from plan.models import MODELS, plan_model
 from rangeops import Arena
-from rangeops.ranks import Call, Ranks, ReplicatedStep, ShardedStep, World, place
+from rangeops.ranks import Call, Ranks, ReplicatedStep, Shard, ShardedStep, World, place
 
 MODELS_TIMED = ("resnet50", "gpt2")
 BUCKET = 25 << 20
@@ -149,12 +149,13 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
         plan = plan_model(MODELS[model](), PlanConfig("adamw", half=half))
         for kind in (ReplicatedStep, ShardedStep):
             sharded = kind is ShardedStep
-            holes = ShardedStep.holes(plan, world.rank, world.size) if sharded else []
+            shard = Shard(plan, world.rank, world.size)
+            holes = shard.holes(masters=True) if sharded else []
             before = runtime.memGetInfo()[0]
             arena = Arena(plan, device=f"cuda:{world.local_rank}", holes=holes)
             weight = before - runtime.memGetInfo()[0]
             for tensor in plan.weights():
-                arena[tensor] = 1e-2
+                shard.write(arena, tensor, 1e-2)
             ranks = Ranks(arena, world)
             step = kind(ranks, lr=peers.LR, check=True)
             step()

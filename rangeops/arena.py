@@ -42,7 +42,7 @@ class Arena:
         device: "cuda", "cuda:1", "cpu", or None for a GPU where there is one.
         buffer: memory of the caller's for the plan, at least ``plan.total_bytes`` long; it is
             zeroed.
-        holes: ranges that are never touched and need no memory, as of ``ShardedStep.holes``.
+        holes: ranges that are never touched and need no memory, as of ``Shard.holes``.
 
     Raises:
         PlanError: plan not finalized, or larger than the memory (both numbers are in the message).

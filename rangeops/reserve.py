@@ -15,20 +15,30 @@ from typing import Any
 from plan import PlanError, Range
 
 
+def outside(holes: Sequence[Range], span: Range) -> list[Range]:
+    """Return the parts of a range that no hole takes, in order.
+
+    >>> outside([Range(15, 50)], Range(0, 100))
+    [Range(base_offset=0, size=15), Range(base_offset=65, size=35)]
+    """
+    out, at = [], span.base_offset
+    for hole in sorted(holes):
+        if hole.size and at < hole.end and hole.base_offset < span.end:
+            if hole.base_offset > at:
+                out.append(Range(at, hole.base_offset - at))
+            at = hole.end
+    return [*out, Range(at, span.end - at)] if span.end > at else out
+
+
 def backed(nbytes: int, holes: Sequence[Range], page: int) -> list[Range]:
     """Return the parts with memory: all but the whole pages inside holes, in order.
 
     >>> backed(100, [Range(15, 50)], page=10)
     [Range(base_offset=0, size=20), Range(base_offset=60, size=40)]
     """
-    out, at = [], 0
-    for hole in sorted(holes):
-        first, last = -(-hole.base_offset // page) * page, hole.end // page * page
-        if last > first:
-            if first > at:
-                out.append(Range(at, first - at))
-            at = last
-    return [*out, Range(at, nbytes - at)] if nbytes > at else out
+    pages = [(-(-hole.base_offset // page) * page, hole.end // page * page) for hole in holes]
+    empty = [Range(first, last - first) for first, last in pages if last > first]
+    return outside(empty, Range(0, nbytes))
 
 
 def check_holes(holes: Sequence[Range], what: str, span: Range) -> None:

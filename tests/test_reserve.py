@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from plan import PlanConfig, PlanError, Range
 from plan.models import ParameterSpec, plan_model
 from rangeops import Arena, ops
-from rangeops.ranks import ShardedStep
-from rangeops.ranks.step import Shard
-from rangeops.reserve import Reserved, backed
+from rangeops.ranks import Shard
+from rangeops.reserve import Reserved, backed, outside
 from tests.conftest import small_plan
 
 
@@ -43,10 +42,44 @@ def test_every_element_has_one_owner(size):
     for shard in spans:
         owned[shard.own[0] : shard.own[1]] += 1
         assert shard.own[0] % 128 == 0 and shard.mine("G", half=True).base_offset % 16 == 0
-        lost = {(span.base_offset, span.size) for span in ShardedStep.holes(plan, shard.rank, size)}
-        assert shard.mine("M") not in lost
     assert (owned == 1).all()
-    assert ShardedStep.holes(plan, 0, 1) == []
+
+
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("half", [None, "fp16"])
+@pytest.mark.parametrize("size", [1, 2, 3, 8])
+def test_every_byte_of_state_is_kept_by_one_rank_or_by_all(size, half, masters):
+    """Moments by one; averages and masters too if so wished; what the forward pass reads by all."""
+    plan = small_plan("adamw", half=half, ema=True)
+    kept = np.zeros(plan.total_bytes, int)
+    for rank in range(size):
+        for part in outside(Shard(plan, rank, size).holes(masters), Range(0, plan.total_bytes)):
+            kept[part.base_offset : part.end] += 1
+    once = [plan.series_range("M"), plan.series_range("V")]
+    if masters:
+        once.append(plan.series_range("E"))
+    if masters and half:
+        once.append(plan.series_range("W", "weight"))
+    for span in once:
+        assert (kept[span.base_offset : span.end] == 1).all()
+        kept[span.base_offset : span.end] = size
+    assert (kept == size).all()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_ranks_write_together_what_one_arena_holds(size, device):
+    plan = small_plan("adamw", half="fp16")
+    whole = Arena(plan, device=device)
+    values = {t: np.random.default_rng(k).random(t.shape) for k, t in enumerate(plan.weights())}
+    for tensor, value in values.items():
+        whole[tensor] = value
+    for rank in range(size):
+        holes = Shard(plan, rank, size).holes(masters=True)
+        arena = Arena(plan, device=device, holes=holes)
+        for tensor, value in values.items():
+            Shard.write(arena, tensor, value)
+        for part in outside(holes, plan.series_range("W")):
+            np.testing.assert_array_equal(arena.read(part), whole.read(part))
 
 
 def test_a_hole_is_refused_and_the_rest_works(device):
@@ -88,11 +121,11 @@ def test_an_arena_with_holes_trains_its_shard_to_the_same_bits():
     import cupy
 
     plan = plan_model([ParameterSpec("w", "fc_weight", (30_000_000,))], PlanConfig("adamw"))
-    holes = ShardedStep.holes(plan, 1, 3)
+    shard = Shard(plan, 1, 3)
+    holes = shard.holes()
     arena, whole = Arena(plan, holes=holes), Arena(plan)
     lost = plan.total_bytes - sum(p.size for p in backed(plan.total_bytes, holes, 2 << 20))
     assert 0 < sum(hole.size for hole in holes) - lost < 4 * (4 << 20)
-    shard = Shard(plan, 1, 3)
     spans = {name: shard.mine(name.upper().replace("P", "W")) for name in "pgmv"}
     for one in (whole, arena):
         rng = cupy.random.default_rng(3)

@@ -14,6 +14,7 @@ Not promised: going on in the same processes.
 from rangeops.ranks.collectives import Collective, Ranks
 from rangeops.ranks.communicator import Call, Communicator, CpuCommunicator, RankMismatch
 from rangeops.ranks.place import Place, place
+from rangeops.ranks.shard import Shard
 from rangeops.ranks.step import ReplicatedStep, ShardedStep
 from rangeops.ranks.world import RankLost, World
 
@@ -27,6 +28,7 @@ __all__ = [
     "RankMismatch",
     "Ranks",
     "ReplicatedStep",
+    "Shard",
     "ShardedStep",
     "World",
     "place",

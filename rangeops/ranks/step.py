@@ -3,10 +3,8 @@
     ReplicatedStep   all-reduce gradients and metrics; check; agree on the flag; update everywhere
     ShardedStep      reduce-scatter gradients; check; update the own shard; all-gather weights
 
-Element e of the span is the same weight in W, G, M, V, E and A, so a shard is one interval of all
-of them: rank r of n has [r*K, (r+1)*K) with K = numel // (128*n) * 128, and the last rank the rest
-as well.  With halves the FP32 biases and norms are rank 0's.  Every element has one owner, so
-both steps give the same bits (on GPUs as far as NCCL adds in one order), and norms add up.
+Every element has one owner (``rangeops.ranks.shard``), so both steps give the same bits (on GPUs as
+far as NCCL adds in one order), and norms add up.
 
 Bytes a parameter that a rank sends a step, f = (n-1)/n (Rajbhandari et al. 2020, ZeRO, section 7):
 all-reduce FP32 8f;  reduce-scatter FP32 and all-gather of half copies 6f;  both in 16 bits 4f.
@@ -17,7 +15,7 @@ Update traffic of Adam 30 and 30/n;  state in use 20 and 8 + 12/n:
     update traffic            30 / 15   30 / 3.75   30 / 0.47    30 / 0.03
     state in use              20 / 14   20 / 9.5    20 / 8.19    20 / 8.01
 
-Of the state, ``Arena(plan, holes=...)`` gives back the moments: 8 - 8/n bytes a parameter.
+``Arena(plan, holes=shard.holes(masters=True))`` takes memory for the state in use only.
 
 Past two hosts the wire is the limit: at 64 ranks and 50 GB/s a rank, GPT-2 124M exchanges 0.98 GB,
 20 ms, beside an update of 1.2 ms; so reduce what goes over it (16 bits, sharded: half), overlap the
@@ -31,7 +29,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from plan import GRANULE, MemoryPlan, OptimizerKind, PlanError, Range, Region
+from plan import OptimizerKind, PlanError, Range, Region
 from rangeops import ops
 from rangeops.arena import Arena
 from rangeops.graph import Graph
@@ -39,6 +37,7 @@ from rangeops.launch import BoundLaunch
 from rangeops.op import REGISTRY
 from rangeops.ranks.collectives import Ranks, same_schedule
 from rangeops.ranks.communicator import Call
+from rangeops.ranks.shard import Shard
 from rangeops.step import OptimizerStep
 
 
@@ -123,44 +122,6 @@ class ReplicatedStep(_RanksStep):
         )
 
 
-class Shard:
-    """One rank's interval of every series: of all weights, or with halves of those that have them.
-
-    Attributes:
-        own: first and last element of the interval.
-        shared: elements that divide among the ranks; the last rank has the rest too.
-        numel: all elements.
-
-    """
-
-    def __init__(self, plan: MemoryPlan, rank: int, size: int) -> None:
-        self._plan, self.rank, self.size = plan, rank, size
-        self.half = plan.config.half is not None
-        self._part = "weight" if self.half else "all"
-        self.numel = plan.series_range("W", self._part).size // 4
-        each = self.numel // (GRANULE * size) * GRANULE
-        self.shared = each * size
-        self.own = (rank * each, (rank + 1) * each if rank < size - 1 else self.numel)
-
-    def span(self, series: str, first: int, last: int, half: bool = False) -> Range:
-        """Return elements first .. last of a series in bytes."""
-        whole = self._plan.series_range(series, self._part, half)
-        item = 2 if half or series == "A" else 4
-        return Range(whole.base_offset + item * first, item * (last - first))
-
-    def mine(self, series: str, half: bool = False) -> Range:
-        """Return the own interval of a series in bytes."""
-        return self.span(series, *self.own, half)
-
-    def others(self, series: str, half: bool = False) -> list[Range]:
-        """Return what of a series other ranks own, biases and norms too."""
-        first, last = self.own
-        spans = [self.span(series, 0, first, half), self.span(series, last, self.numel, half)]
-        if self.half and self.rank:
-            spans.append(self._plan.series_range(series, "bias"))
-        return [span for span in spans if span.size]
-
-
 class _ShardUpdate(OptimizerStep):
     """An OptimizerStep whose update is the own shard's, and at rank 0 that of biases and norms."""
 
@@ -196,8 +157,8 @@ class ShardedStep(_RanksStep):
     average, and with halves its FP32 master, are up to date at its owner only: ``collect()`` before
     a checkpoint, an evaluation with averaged weights, or a change of the number of ranks.
 
-    The moments of others need no memory: make the arena with ``holes``, and save each rank's own
-    interval (``shard.mine("M")``) instead of collecting.
+    What others own needs no memory: see ``Shard.holes``; then save each rank's own intervals
+    (``shard.mine("M")``) instead of collecting, and ``gather_weights()`` once they are loaded.
 
     Args:
         ranks: the collectives of this rank's arena.
@@ -230,14 +191,8 @@ class ShardedStep(_RanksStep):
             *self._agreement(),
             begin,
             *update,
-            self._gather("A" if self.shard.half else "W"),
+            self._weights(),
         )
-
-    @staticmethod
-    def holes(plan: MemoryPlan, rank: int, size: int) -> list[Range]:
-        """Return the moments that a rank never touches, for ``Arena(plan, holes=...)``."""
-        shard = Shard(plan, rank, size)
-        return [span for series in plan.config.kind.series for span in shard.others(series)]
 
     def _reduce(self) -> Callable[..., Any]:
         ranks, shard, half = self.ranks, self.shard, self.step.half_grad
@@ -277,6 +232,20 @@ class ShardedStep(_RanksStep):
                 bias = ranks.plan.series_range("W" if name == "A" else name, "bias")
                 calls.append(ranks.call("broadcast", bias, root=0))
         return ranks.bind(*calls)
+
+    def _weights(self) -> Callable[..., Any]:
+        return self._gather("A" if self.shard.half else "W")
+
+    def gather_weights(self) -> None:
+        """Bring everyone's weights from their owners, as the forward pass reads them.
+
+        With halves the own masters are rounded first.  Every rank calls it, once own intervals
+        were written: at the start with masters in holes, or from a checkpoint a rank.
+        """
+        shard = self.shard
+        if shard.half and shard.mine("W").size:
+            ops.cast_fp32_to_fp16(self.arena, src=shard.mine("W"), dst=shard.mine("A"))
+        self._weights()()
 
     def collect(self) -> None:
         """Bring every rank's masters, moments and averages up to date; every rank calls it.

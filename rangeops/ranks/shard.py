@@ -1,0 +1,99 @@
+"""Shard: which elements of every series a rank owns (ZeRO-1, by element interval).
+
+Element e of the span is the same weight in W, G, M, V, E and A, so a shard is one interval of all
+of them: rank r of n has [r*K, (r+1)*K) with K = numel // (128*n) * 128, and the last rank the rest
+as well.  With halves the FP32 biases and norms are rank 0's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from plan import GRANULE, DTensor, MemoryPlan, Range
+from rangeops.arena import Arena
+from rangeops.buffer import NUMPY
+from rangeops.reserve import outside
+
+
+class Shard:
+    """One rank's interval of every series: of all weights, or with halves of those that have them.
+
+    >>> from plan import MemoryPlan, PlanConfig
+    >>> plan = MemoryPlan(PlanConfig("momentum"))
+    >>> w = plan.parameter("w", "fc_weight", (600,))
+    >>> _ = plan.finalize()
+    >>> [Shard(plan, rank, size=2).own for rank in (0, 1)]
+    [(0, 256), (256, 640)]
+
+    Args:
+        plan: a finalized plan.
+        rank, size: this rank and the number of all.
+
+    Attributes:
+        own: first and last element of the interval.
+        shared: elements that divide among the ranks; the last rank has the rest too.
+        numel: all elements.
+
+    """
+
+    def __init__(self, plan: MemoryPlan, rank: int, size: int) -> None:
+        self._plan, self.rank, self.size = plan, rank, size
+        self.half = plan.config.half is not None
+        self._part = "weight" if self.half else "all"
+        self.numel = plan.series_range("W", self._part).size // 4
+        each = self.numel // (GRANULE * size) * GRANULE
+        self.shared = each * size
+        self.own = (rank * each, (rank + 1) * each if rank < size - 1 else self.numel)
+
+    def span(self, series: str, first: int, last: int, half: bool = False) -> Range:
+        """Return elements first .. last of a series in bytes."""
+        whole = self._plan.series_range(series, self._part, half)
+        item = 2 if half or series == "A" else 4
+        return Range(whole.base_offset + item * first, item * (last - first))
+
+    def mine(self, series: str, half: bool = False) -> Range:
+        """Return the own interval of a series in bytes."""
+        return self.span(series, *self.own, half)
+
+    def others(self, series: str, half: bool = False) -> list[Range]:
+        """Return what of a series other ranks own, biases and norms too."""
+        first, last = self.own
+        spans = [self.span(series, 0, first, half), self.span(series, last, self.numel, half)]
+        if self.half and self.rank:
+            spans.append(self._plan.series_range(series, "bias"))
+        return [span for span in spans if span.size]
+
+    def holes(self, masters: bool = False) -> list[Range]:
+        """Return what this rank never touches, for ``Arena(plan, holes=...)``.
+
+        These are the moments of others: 8 - 8/n bytes a parameter of Adam's.  With ``masters``
+        also their averages and, with halves, their FP32 masters: 12 - 12/n and more.  Write
+        weights by ``write`` then, and round them by ``ShardedStep.gather_weights``.
+        """
+        holes = [span for name in self._plan.config.kind.series for span in self.others(name)]
+        if masters and self._plan.config.ema:
+            holes += self.others("E")
+        if masters and self.half:  # FP32 biases and norms are what the forward pass reads
+            bias = self._plan.series_range("W", "bias")
+            holes += [span for span in self.others("W") if span != bias]
+        return holes
+
+    @staticmethod
+    def write(arena: Arena, tensor: DTensor | str, values: Any) -> None:
+        """Write what an arena keeps of a tensor, all but its holes, from the whole one's values.
+
+        Args:
+            arena: an arena, with holes or without.
+            tensor: a tensor of its plan, or its name.
+            values: NumPy array of the tensor's shape, or a scalar.
+
+        """
+        found = arena.tensor(tensor)
+        kind = NUMPY[found.dtype]
+        whole = np.zeros(found.padded_shape, kind)
+        whole[..., : found.shape[-1]] = values
+        for part in outside(arena.holes, Range(found.offset, found.nbytes)):
+            first = part.base_offset - found.offset
+            arena.write(part.base_offset, whole.view("u1").reshape(-1)[first : first + part.size])

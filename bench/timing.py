@@ -100,22 +100,32 @@ def torch_gpu(f: Callable[[], Any], repeats: int = 20) -> Timing:
 
 def steady(f: Callable[[], Any], synchronize: Callable[[], Any], budget: float = 0.5) -> Timing:
     """Time calls as a loop meets them: many in a row, one synchronization, seconds a call."""
-    for _ in range(3):
-        f()
-    synchronize()
-    start = time.perf_counter()
-    f()
-    synchronize()
-    once = time.perf_counter() - start
-    count = max(3, min(200, int(budget / 5 / max(once, 1e-6))))
-    samples = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(count):
+    return in_turn([f], synchronize, budget)[0]
+
+
+def in_turn(
+    fs: list[Callable[[], Any]], synchronize: Callable[[], Any], budget: float = 0.5
+) -> list[Timing]:
+    """Time several as ``steady`` does, their batches in turn: a host's moods touch all alike."""
+    counts = []
+    for f in fs:
+        for _ in range(3):
             f()
         synchronize()
-        samples.append((time.perf_counter() - start) / count)
-    return summary(samples)
+        start = time.perf_counter()
+        f()
+        synchronize()
+        once = time.perf_counter() - start
+        counts.append(max(3, min(200, int(budget / 5 / max(once, 1e-6)))))
+    samples: list[list[float]] = [[] for _ in fs]
+    for _ in range(5):
+        for f, count, found in zip(fs, counts, samples, strict=True):
+            start = time.perf_counter()
+            for _ in range(count):
+                f()
+            synchronize()
+            found.append((time.perf_counter() - start) / count)
+    return [summary(found) for found in samples]
 
 
 def host(f: Callable[[], Any], synchronize: Callable[[], Any], calls: int = 500) -> Timing:

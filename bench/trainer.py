@@ -52,29 +52,39 @@ def _made(model: str, way: str) -> tuple[Callable[[], None], Any]:
     return step, optimizer
 
 
+def _optimizer(way: str, optimizer: Any) -> tuple[timing.Timing, dict[str, float]]:
+    """Time the optimizer alone: the GPU, and what it costs the host."""
+    import torch
+
+    def host() -> float:
+        taken = timing.host(optimizer.step, torch.cuda.synchronize, 40)
+        return round(1e6 * taken.seconds, 1)
+
+    alone = timing.torch_gpu(optimizer.step)
+    more = {"host_us": host()}
+    if way == "rangeops":
+        optimizer._watches = False
+        more["host_us_unwatched"] = host()
+        optimizer._watches = True
+    return alone, more
+
+
 def trainer_steps(model: str) -> Iterator[dict[str, Any]]:
     """Time the optimizer alone (GPU and host) and the whole step, eager and in a graph."""
     import torch
 
-    mine: dict[str, float] = {}
-    for way in WAYS:
-        step, optimizer = _made(model, way)
+    steps, optimizers = zip(*(_made(model, way) for way in WAYS), strict=True)
+    for step in steps:
         for _ in range(3):
             step()
-        alone = timing.torch_gpu(optimizer.step)
-        host = timing.host(optimizer.step, torch.cuda.synchronize, 40)
-        eager = timing.steady(step, torch.cuda.synchronize, 1.0)
-        graph = timing.steady(peers.torch_graph(step), torch.cuda.synchronize, 1.0)
-        timed = (("optimizer", alone), ("whole step, eager", eager), ("whole step, graph", graph))
-        for part, taken in timed:
-            mine.setdefault(part, taken.seconds)
-            more: dict[str, Any] = {"ratio": round(taken.seconds / mine[part], 3)}
-            if part == "optimizer":
-                more["host_us"] = round(1e6 * host.seconds, 1)
-                if way == "rangeops":
-                    optimizer._watches = False
-                    bare = timing.host(optimizer.step, torch.cuda.synchronize, 40)
-                    more["host_us_unwatched"] = round(1e6 * bare.seconds, 1)
-            yield row("trainer", model, f"{way}: {part}", taken, **more)
-        del step, optimizer
-        torch.cuda.empty_cache()
+    eager = timing.in_turn(list(steps), torch.cuda.synchronize, 1.0)
+    pairs = zip(WAYS, optimizers, strict=True)
+    alone, hosts = zip(*(_optimizer(*pair) for pair in pairs), strict=True)
+    graphs = [peers.torch_graph(step) for step in steps]
+    graph = timing.in_turn(graphs, torch.cuda.synchronize, 1.0)
+    timed = {"optimizer": alone, "whole step, eager": eager, "whole step, graph": graph}
+    for index, way in enumerate(WAYS):
+        for part, taken in timed.items():
+            more = {"ratio": round(taken[index].seconds / taken[0].seconds, 3)}
+            more |= hosts[index] if part == "optimizer" else {}
+            yield row("trainer", model, f"{way}: {part}", taken[index], **more)

@@ -151,7 +151,8 @@ TOPICS: dict[str, tuple[str, dict[str, str]]] = {
         | {"host_us": "host us", "host_us_unwatched": "unwatched"},
     ),
     "pool": (
-        "Allocators on the trace of a training step (GPT-2 124M, bf16, ms a step of one thread)",
+        "Allocators on the trace of a training step (GPT-2 124M, bf16, ms a step of one thread; "
+        "peak live is the sum of the threads' peaks, which need not fall together)",
         {
             "case": "trace",
             "subject": "allocator",

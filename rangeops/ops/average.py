@@ -25,72 +25,113 @@ def average_rule(x, ranks):
     return x / ranks
 
 
-def _words(x: Any, half: str | None) -> Any:
-    """Return (widen, narrow) of the element type; FP32 stays as it is."""
-    if half is not None:
-        return x.half(half)
-
-    def same(value):
-        return value
-
-    return x.device(same), x.device(same)
-
-
-def _gpu(x: Any, *, half: str | None = None) -> Any:
+def _gpu(x: Any) -> Any:
     rule, thread, load4, store4 = x.device(average_rule), x.thread, x.load4, x.store4
     int64 = x.int64
-    widen, narrow = _words(x, half)
 
     def average(v, s, n):
         i = thread() * int64(4)
         left = n - i
         if left > 0:
             by, u = s[RANKS], load4(v, i, left)
-            low = narrow(rule(widen(u[0]), by)), narrow(rule(widen(u[1]), by))
-            high = narrow(rule(widen(u[2]), by)), narrow(rule(widen(u[3]), by))
-            store4(v, i, (low[0], low[1], high[0], high[1]), left)
+            store4(v, i, (rule(u[0], by), rule(u[1], by), rule(u[2], by), rule(u[3], by)), left)
 
     return average
 
 
-def _cpu(x: Any, *, half: str | None = None) -> Any:
+def _cpu(x: Any) -> Any:
     rule = x.device(average_rule)
-    widen, narrow = _words(x, half)
 
     def average(v, s, n, start, stop):
         by, vs = s[RANKS], v[start:stop]
         for j in range(vs.size):
-            vs[j] = narrow(rule(widen(vs[j]), by))
+            vs[j] = rule(vs[j], by)
 
     return average
 
 
-def _twin(*, half: str | None = None) -> Any:
+def _twin() -> Any:
     def twin(v, s, n):
         with np.errstate(all="ignore"):
-            v[:] = v / s[RANKS] if half is None else to_half(from_half(v, half) / s[RANKS], half)
+            v[:] = v / s[RANKS]
 
     return twin
 
 
-def _declared(name: str, formula: str, seed: str, element: str, flags: dict[str, Any]) -> Any:
-    operands = (updated("x", element),)
-    return range_op(
-        name,
-        seed=seed,
-        formula=formula,
-        operands=operands,
-        kernel=Kernel(name, arguments_of(operands, "s"), ("n",), _gpu, _cpu, _twin),
-        bytes_per_element=lambda flags: 4 if element == "half" else 8,
-        flags=flags,
-    )
+_WORDS = (updated("x", "f4"),)
+
+average = range_op(
+    "average",
+    seed="(the scale kernel behind an all-reduce)",
+    formula="x = x / ranks",
+    operands=_WORDS,
+    kernel=Kernel("average", arguments_of(_WORDS, "s"), ("n",), _gpu, _cpu, _twin),
+    bytes_per_element=lambda flags: 8,
+)
 
 
-average = _declared("average", "x = x / ranks", "(the scale kernel behind an all-reduce)", "f4", {})
-average_half = _declared(
+def _half_rule(x: Any, half: str) -> Any:
+    """Return the device function of average_half: bits and ranks to bits."""
+    rule = x.device(average_rule)
+    widen, narrow = x.half(half)
+
+    def mean(bits, ranks):
+        return narrow(rule(widen(bits), ranks))
+
+    return x.device(mean)
+
+
+def _half_gpu(x: Any, *, half: str) -> Any:
+    mean, thread, load8, store8 = _half_rule(x, half), x.thread, x.load8, x.store8
+    int64 = x.int64
+
+    def average(v, s, n):
+        i = thread() * int64(8)
+        left = n - i
+        if left > 0:
+            by, u = s[RANKS], load8(v, i, left)
+            a, b, c, d = mean(u[0], by), mean(u[1], by), mean(u[2], by), mean(u[3], by)
+            e, f, g, h = mean(u[4], by), mean(u[5], by), mean(u[6], by), mean(u[7], by)
+            store8(v, i, (a, b, c, d, e, f, g, h), left)
+
+    return average
+
+
+def _half_cpu(x: Any, *, half: str) -> Any:
+    mean = _half_rule(x, half)
+
+    def average(v, s, n, start, stop):
+        by, vs = s[RANKS], v[start:stop]
+        for j in range(vs.size):
+            vs[j] = mean(vs[j], by)
+
+    return average
+
+
+def _half_twin(*, half: str) -> Any:
+    def twin(v, s, n):
+        with np.errstate(all="ignore"):
+            v[:] = to_half(from_half(v, half) / s[RANKS], half)
+
+    return twin
+
+
+_HALVES = (updated("x", "half"),)
+
+average_half = range_op(
     "average_half",
-    "h = half(float32(h) / ranks)",
-    "(the scale kernel before an all-reduce)",
-    "half",
-    FLAGS,
+    seed="(the scale kernel before an all-reduce)",
+    formula="h = half(float32(h) / ranks)",
+    operands=_HALVES,
+    kernel=Kernel(
+        "average_half",
+        arguments_of(_HALVES, "s"),
+        ("n",),
+        _half_gpu,
+        _half_cpu,
+        _half_twin,
+        per_thread=8,
+    ),
+    bytes_per_element=lambda flags: 4,
+    flags=FLAGS,
 )

@@ -151,6 +151,7 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
             sharded = kind is ShardedStep
             shard = Shard(plan, world.rank, world.size)
             holes = shard.holes(masters=True) if sharded else []
+            gc.collect()
             before = runtime.memGetInfo()[0]
             arena = Arena(plan, device=f"cuda:{world.local_rank}", holes=holes)
             weight = before - runtime.memGetInfo()[0]
@@ -166,7 +167,6 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
             yield row("ranks", model, name, taken, arena_mb=round(weight / 1e6, 1))
             ranks.close()
             del arena, step, graph, ranks
-            gc.collect()
 
 
 def main() -> int:

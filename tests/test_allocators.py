@@ -57,6 +57,24 @@ def test_arrays_come_from_the_pool_and_a_loop_reaches_no_driver(pool):
     assert pool.statistics()[0].live_bytes == 0
 
 
+def test_zeros_come_in_order_of_the_stream_and_no_further_than_asked(pool):
+    import cupy
+
+    runtime, found = cupy.cuda.runtime, np.empty(1024, np.uint8)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        dirty = pool.acquire(1000)
+        busy = late(stream)
+        runtime.memsetAsync(dirty.pointer, 0xAB, 1024, stream.ptr)
+        pool.release(dirty)
+        clean = pool.acquire(1000, zero=True)
+        assert clean.pointer == dirty.pointer
+        runtime.memcpyAsync(found.ctypes.data, clean.pointer, 1024, 2, stream.ptr)
+        stream.synchronize()
+        pool.release(clean)
+        del busy
+    assert not found[:1000].any() and (found[1000:] == 0xAB).all()
+
+
 def test_a_released_array_that_a_stream_still_reads_is_not_handed_to_another(pool):
     import cupy
 

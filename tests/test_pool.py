@@ -48,6 +48,9 @@ class FakeDriver:
             self.blocks[device, pointer] = nbytes
             return pointer
 
+    def clear(self, pointer, nbytes, stream):
+        self.calls.append(("clear", pointer, nbytes, stream))
+
     def free(self, device, pointer):
         with self.lock:
             self.calls.append(("free", device, pointer))
@@ -118,6 +121,17 @@ def test_reuse_calls_no_driver_after_the_warm_up_and_keeps_lengths_apart():
     assert found.cached_bytes == found.reserved_bytes == found.peak_live_bytes
     assert "245" in pool.table()
     assert pool.trim() == found.cached_bytes and not driver.blocks
+
+
+def test_only_who_asks_gets_zeros_and_only_the_bytes_asked_for():
+    driver, pool = made()
+    for nbytes in (1000, 0):
+        pool.release(pool.acquire(nbytes))
+        block = pool.acquire(nbytes, zero=True)
+    assert [c for c in driver.calls if c[0] == "clear"] == [
+        ("clear", driver.next[0] - 512 - 1024, 1000, 7)
+    ]
+    assert block.nbytes == 0
 
 
 def test_blocks_of_one_stream_never_reach_another():

@@ -3,9 +3,9 @@
 A released block goes to the list of the device, the stream and the class it was acquired for, so a
 later use is ordered behind the earlier one by the stream itself; whoever used a block on other
 streams as well says so with ``used_on``, and the release makes the block's stream wait for them.
-Contents are not cleared.  Lists are unbounded; ``trim`` gives cached blocks back to the driver, and
-so does an allocation that finds no memory, before it fails.  A stream that is destroyed has to be
-idle, since the driver may give its handle to another one.
+Contents are cleared only if asked.  Lists are unbounded; ``trim`` gives cached blocks back to the
+driver, and so does an allocation that finds no memory, before it fails.  A stream that is destroyed
+has to be idle, since the driver may give its handle to another one.
 
 A captured graph goes on writing to its temporaries, so a block that was acquired while its stream
 was being captured, or released while the current one was, is handed to captures of that stream
@@ -90,10 +90,11 @@ class CachingPool:
                 pool = self._pools.setdefault(device, DevicePool())
         return pool
 
-    def acquire(self, nbytes: int, stream: int | None = None) -> Block:
+    def acquire(self, nbytes: int, stream: int | None = None, zero: bool = False) -> Block:
         """Return a block of at least ``nbytes`` on the current device, for ``stream``.
 
-        ``stream`` is a raw handle (default: the current one).  Contents are whatever was there.
+        ``stream`` is a raw handle (default: the current one).  Contents are whatever was there;
+        with ``zero`` the bytes asked for, and no more, are cleared in order of the stream.
 
         Raises:
             OutOfMemory: none, even with the cache given back.
@@ -123,6 +124,8 @@ class CachingPool:
         block = Block(pointer, nbytes, capacity, device, handle, captured)
         pool.live[block] = None
         pool.count(capacity, 1)
+        if zero and nbytes:
+            driver.clear(pointer, nbytes, handle)
         return block
 
     def _allocate(self, pool: DevicePool, device: int, capacity: int) -> int:

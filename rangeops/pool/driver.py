@@ -34,6 +34,9 @@ class Driver(Protocol):
     def allocate(self, device: int, nbytes: int) -> int:
         """Return the address of ``nbytes`` new bytes; raise OutOfMemory where there are none."""
 
+    def clear(self, pointer: int, nbytes: int, stream: int) -> None:
+        """Write zeros in order of a stream."""
+
     def free(self, device: int, pointer: int) -> None:
         """Give a block back."""
 
@@ -82,6 +85,10 @@ class CudaDriver:
                 f"pool: device {device} has {free} of {total} bytes free, expected {nbytes}; "
                 "release blocks or ask for less"
             ) from error
+
+    def clear(self, pointer: int, nbytes: int, stream: int) -> None:
+        """Write zeros in order of a stream."""
+        self._runtime.memsetAsync(pointer, 0, nbytes, stream)
 
     def free(self, device: int, pointer: int) -> None:
         """Free a block; it may be another device's than the current one."""

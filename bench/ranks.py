@@ -120,7 +120,7 @@ def _torch_buckets(model: str, nbytes: int, world: World, mine: float) -> Iterat
         init_method=f"tcp://{where.address}:{where.port + 1}",
         rank=where.rank,
         world_size=where.size,
-        device_id=torch.device("cuda", where.local_rank),
+        device_id=torch.device(where.device),
     )
     sizes = [1 << 20, *[BUCKET] * ((nbytes - (1 << 20)) // BUCKET)]
     sizes.append(nbytes - sum(sizes))
@@ -153,7 +153,7 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
             holes = shard.holes(masters=True) if sharded else []
             gc.collect()
             before = runtime.memGetInfo()[0]
-            arena = Arena(plan, device=f"cuda:{world.local_rank}", holes=holes)
+            arena = Arena(plan, world.place.device, holes=holes)
             weight = before - runtime.memGetInfo()[0]
             for tensor in plan.weights():
                 shard.write(arena, tensor, 1e-2)
@@ -174,14 +174,12 @@ def main() -> int:
     import cupy
 
     where = place()
-    cupy.cuda.Device(where.local_rank).use()
+    device = where.take_device()
     stream = cupy.cuda.Stream(non_blocking=True)
     with World(where) as world:
         timer = _Timer(world, stream)
         for model in MODELS_TIMED:
-            arena = Arena(
-                plan_model(MODELS[model](), PlanConfig("adamw")), device=f"cuda:{where.local_rank}"
-            )
+            arena = Arena(plan_model(MODELS[model](), PlanConfig("adamw")), device)
             fill(arena)
             ranks = Ranks(arena, world)
             found = list(_reductions(model, ranks, timer, stream))

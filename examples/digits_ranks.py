@@ -19,7 +19,6 @@ from tqdm import tqdm
 from examples.digits_cupy import BATCH, Network, digits, library, measured, planned
 from rangeops import Arena
 from rangeops.ranks import Ranks, ReplicatedStep, ShardedStep, World
-from rangeops.stream import gpu_count
 
 
 def train(world: World, device: str, steps: int, sharded: bool) -> dict[str, float]:
@@ -57,18 +56,12 @@ def train(world: World, device: str, steps: int, sharded: bool) -> dict[str, flo
 def main() -> None:
     """Train as the command line and the environment say; rank 0 prints what came out."""
     parser = argparse.ArgumentParser(prog="python -m examples.digits_ranks", description=__doc__)
-    parser.add_argument("--device", default="cuda" if gpu_count() else "cpu")
+    parser.add_argument("--device", choices=["cpu"], help="instead of a GPU a rank")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--sharded", action="store_true", help="each rank updates its own share")
     options = parser.parse_args()
     with World() as world:
-        device = options.device
-        if device == "cuda":
-            import cupy
-
-            cupy.cuda.Device(world.local_rank).use()
-            device = f"cuda:{world.local_rank}"
-        found = train(world, device, options.steps, options.sharded)
+        found = train(world, options.device or world.take_device(), options.steps, options.sharded)
         if world.rank == 0:
             print(f"loss {found['loss']:.5f}, test {found['accuracy']:.2%}")
 

@@ -424,12 +424,8 @@ def poison(world, ranks, arena):
 def main() -> int:
     """Run the scenarios named on the command line; print a line for each."""
     global DEVICE
-    DEVICE = "cpu" if sys.argv[1] == "cpu" else f"cuda:{place().local_rank}"
+    DEVICE = "cpu" if sys.argv[1] == "cpu" else place().take_device()
     failed = 0
-    if DEVICE != "cpu":
-        import cupy
-
-        cupy.cuda.Device(place().local_rank).use()
     with World(timeout=60.0) as world:
         print(f"met after {time.perf_counter() - STARTED:.1f} s", flush=True)
         arena = arena_of(half="fp16")

@@ -229,6 +229,7 @@ def test_a_place_is_found_in_the_environment_of_every_starter():
     torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}
     assert place(torchrun) == Place(5, 8, 1, "127.0.0.1", 29501)
     assert place(torchrun | {"RANGEOPS_PORT": "7000"}).port == 7000
+    assert place(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}).restart == 2
     mpi = {
         "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0", "SLURM_PROCID": "9", "SLURM_NTASKS": "10",
@@ -236,6 +237,20 @@ def test_a_place_is_found_in_the_environment_of_every_starter():
     assert (place(mpi).rank, place(mpi).size, place(mpi).local_rank) == (2, 3, 0)
     assert place({"PMI_RANK": "1", "PMI_SIZE": "2"}).rank == 1
     assert place({"SLURM_PROCID": "9", "SLURM_NTASKS": "10", "SLURM_LOCALID": "1"}).local_rank == 1
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "device"), [(0, 3, "cpu"), (1, 3, "cuda:0"), (4, 3, "cuda:3")]
+)
+def test_a_rank_takes_the_gpu_of_its_number_or_the_only_one(monkeypatch, gpus, local_rank, device):
+    monkeypatch.setattr(sys.modules["rangeops.ranks.place"], "gpu_count", lambda: gpus)
+    assert Place(3, 4, local_rank).device == device
+
+
+def test_more_ranks_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(sys.modules["rangeops.ranks.place"], "gpu_count", lambda: 2)
+    with pytest.raises(ValueError, match="local rank got 2, this host offers 2 GPUs"):
+        _ = Place(2, 4, 2).device
 
 
 @pytest.mark.parametrize(
@@ -296,6 +311,37 @@ def test_ranks_that_disagree_on_their_number_are_refused():
     for error in (zero, one):
         assert isinstance(error, ValueError)
         assert "rank 1 expects 3 ranks, rank 0 2; start all ranks with one WORLD_SIZE" in str(error)
+
+
+def test_a_rank_of_an_earlier_start_is_sent_away_and_the_rest_meet():
+    port, found = free_port(), {}
+
+    def join(name, rank, restart):
+        try:
+            found[name] = World(Place(rank, 2, port=port, restart=restart))
+        except ValueError as error:
+            found[name] = error
+
+    listening = threading.Thread(target=join, args=("zero", 0, 1))
+    listening.start()
+    join("stale", 1, 0)
+    message = "rank 1 is of restart 0, rank 0 of restart 1; end the processes of the earlier start"
+    assert message in str(found["stale"])
+    join("fresh", 1, 1)
+    listening.join()
+    ends = [threading.Thread(target=found[name].close) for name in ("zero", "fresh")]
+    for end in ends:
+        end.start()
+    for end in ends:
+        end.join()
+    assert (found["zero"].rank, found["fresh"].rank) == (0, 1)
+
+
+def test_a_rank_zero_of_an_earlier_start_ends():
+    port = free_port()
+    found = in_threads(Place(0, 2, port=port), Place(1, 2, port=port, restart=1))
+    for error in found:
+        assert "rank 1 is of restart 1, rank 0 of restart 0; end the" in str(error), error
 
 
 def test_a_stranger_on_the_port_is_no_rank():

@@ -1,6 +1,7 @@
 """Ranks: data-parallel training, a process a GPU (or a CPU arena), started by torchrun or by hand.
 
     with World() as world:                      # who am I, who are the others
+        arena = Arena(plan, world.take_device())
         ranks = Ranks(arena, world)             # same plan everywhere, NCCL or sockets
         step = ReplicatedStep(ranks, lr=1e-3)   # or ShardedStep: ZeRO-1
         ...backward pass...; step()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import time
+from typing import Any
 
 from rangeops.ranks import wire
 from rangeops.ranks.place import Place
@@ -73,21 +74,36 @@ def _admit(where: Place, sock: socket.socket, channels: dict[str, Sockets]) -> N
     try:
         _, hello = wire.receive(sock, None, give_up, most=1000)
         channel = channels[hello["channel"]]
-        peer, fault = int(hello["rank"]), ""
-        if hello["magic"] != MAGIC:
-            fault = f"magic got {hello['magic']!r}, expected {MAGIC!r}"
-        elif hello["size"] != where.size:
-            fault = f"rank {peer} expects {hello['size']} ranks, rank 0 {where.size}"
-        elif not 0 < peer < where.size or peer in channel:
-            fault = f"rank {peer} came twice or is none of 1 .. {where.size - 1}"
+        peer, restart = int(hello["rank"]), int(hello["restart"])
+        fault = _fault(where, hello, taken=peer in channel)
         wire.send(sock, wire.OBJECT, fault)
     except (wire.Closed, ValueError, TypeError, KeyError):
         sock.close()  # no rank of ours: a scanner, or another program
         return
     if fault:
         sock.close()
-        raise ValueError(f"ranks: {fault}; start all ranks with one WORLD_SIZE and own RANKs")
+        if restart < where.restart:
+            return  # left behind by an earlier start; the one of this start will come
+        raise ValueError(f"ranks: {fault}")
     channel[peer] = sock
+
+
+def _fault(where: Place, hello: dict[str, Any], taken: bool) -> str:
+    """Return what is wrong with a rank that says hello, and the remedy, or nothing."""
+    peer, restart, size = (int(hello[key]) for key in ("rank", "restart", "size"))
+    remedy = "start all ranks with one WORLD_SIZE and own RANKs"
+    if hello["magic"] != MAGIC:
+        return f"magic got {hello['magic']!r}, expected {MAGIC!r}; install one version on all hosts"
+    if restart != where.restart:
+        return (
+            f"rank {peer} is of restart {restart}, rank 0 of restart {where.restart}; end the "
+            "processes of the earlier start"
+        )
+    if size != where.size:
+        return f"rank {peer} expects {size} ranks, rank 0 {where.size}; {remedy}"
+    if not 0 < peer < where.size or taken:
+        return f"rank {peer} came twice or is none of 1 .. {where.size - 1}; {remedy}"
+    return ""
 
 
 def _join(where: Place, channel: str, timeout: float) -> socket.socket:
@@ -108,7 +124,8 @@ def _join(where: Place, channel: str, timeout: float) -> socket.socket:
                 ) from None
             time.sleep(0.02)
     wire.connection(sock).settimeout(TICK)
-    hello = {"magic": MAGIC, "rank": where.rank, "size": where.size, "channel": channel}
+    hello = {"magic": MAGIC, "channel": channel}
+    hello |= {key: getattr(where, key) for key in ("rank", "size", "restart")}
     wire.send(sock, wire.OBJECT, hello)
 
     def waiting() -> None:
@@ -118,5 +135,5 @@ def _join(where: Place, channel: str, timeout: float) -> socket.socket:
     _, fault = wire.receive(sock, None, waiting)
     if fault:
         sock.close()
-        raise ValueError(f"ranks: {fault}; start all ranks with one WORLD_SIZE and own RANKs")
+        raise ValueError(f"ranks: {fault}")
     return sock

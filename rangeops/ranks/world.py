@@ -50,7 +50,7 @@ class World:
         grace: seconds between a loss and this process's forced end.
 
     Attributes:
-        rank, size, local_rank: see ``Place``.
+        rank, size, local_rank, take_device: see ``Place``.
 
     Raises:
         TimeoutError: not all came. ValueError: they disagree on how many they are.
@@ -67,7 +67,7 @@ class World:
     ) -> None:
         self.place = place() if where is None else where
         self.rank, self.size = self.place.rank, self.place.size
-        self.local_rank = self.place.local_rank
+        self.local_rank, self.take_device = self.place.local_rank, self.place.take_device
         self.doing = "its start"
         self._deadline, self._grace = deadline, grace
         self._lost: RankLost | None = None

@@ -125,9 +125,9 @@ class NcclCommunicator:
 
     def close(self) -> None:
         """Finalize and destroy; captured graphs have to be gone, or it waits for them for ever."""
-        if self._aborted:
-            return
-        with self._lock:
+        with self._lock:  # an abort may be under way
+            if self._aborted:
+                return
             self._comm.finalize()
             self._settle("finalize")
             self._comm.destroy()

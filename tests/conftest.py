@@ -8,6 +8,7 @@ makes the caching pool the allocator of CuPy, Numba and arenas: every result has
 from __future__ import annotations
 
 import os
+import socket
 
 from rangeops.stream import gpu_count
 
@@ -119,3 +120,9 @@ def put(arena: Arena, offset: int, values: np.ndarray) -> None:
 def get(arena: Arena, offset: int, count: int, dtype: str = "f4") -> np.ndarray:
     """Read host values from an arena at a byte offset."""
     return arena.read(Range(offset, count * np.dtype(dtype).itemsize), dtype)
+
+
+def free_port() -> int:
+    """Return a port of this host that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])

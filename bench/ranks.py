@@ -21,7 +21,7 @@ from bench.fill import fill
 from bench.rows import row
 from plan import PlanConfig, Range
 from plan.models import MODELS, plan_model
-from rangeops import Arena
+from rangeops import Arena, write_kept
 from rangeops.ranks import Call, Ranks, ReplicatedStep, Shard, ShardedStep, World, place
 
 MODELS_TIMED = ("resnet50", "gpt2")
@@ -156,7 +156,7 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
             arena = Arena(plan, world.place.device, holes=holes)
             weight = before - runtime.memGetInfo()[0]
             for tensor in plan.weights():
-                shard.write(arena, tensor, 1e-2)
+                write_kept(arena, tensor, 1e-2)
             ranks = Ranks(arena, world)
             step = kind(ranks, lr=peers.LR, check=True)
             step()

@@ -3,6 +3,7 @@
 from plan import DType, MemoryPlan, PlanConfig, PlanError, Range, Region
 from rangeops import ops
 from rangeops.arena import Arena
+from rangeops.buffer import write_kept
 from rangeops.graph import Graph
 from rangeops.groups import Groups
 from rangeops.op import REGISTRY, RangeOp, range_op
@@ -23,4 +24,5 @@ __all__ = [
     "Region",
     "ops",
     "range_op",
+    "write_kept",
 ]

@@ -17,7 +17,7 @@ from plan import DTensor, MemoryPlan, PlanConfig, PlanError, Range, Region
 from plan.chunks import chunks_of
 from plan.region import PARAMETER_KINDS, WEIGHT_KINDS
 from plan.segments import weight_segments
-from rangeops.buffer import allocate, flat, tensor_view
+from rangeops.buffer import allocate, flat, tensor_view, write_kept
 from rangeops.reserve import check_holes
 from rangeops.scalars import Scalars
 from rangeops.stream import current_reader
@@ -179,7 +179,7 @@ class Arena:
         assert self.plan is not None
         for tensor in self.plan:
             if tensor.region.initial:
-                self[tensor] = tensor.region.initial
+                write_kept(self, tensor, tensor.region.initial)
 
     # Raw bytes, in stream order
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from plan import DTensor, DType, PlanError, Range
-from rangeops.reserve import reserve
+from rangeops.reserve import outside, reserve
 from rangeops.stream import gpu_count
 
 NUMPY = {
@@ -124,3 +124,30 @@ def tensor_view(memory: Any, tensor: DTensor, start: int = 0) -> Any:
     full = memory[first : first + tensor.nbytes].view(NUMPY[tensor.dtype])
     full = full.reshape(tensor.padded_shape)
     return full if tensor.padded_shape == tensor.shape else full[..., : tensor.shape[-1]]
+
+
+def write_kept(arena: Any, tensor: DTensor | str, values: Any) -> None:
+    """Write what an arena keeps of a tensor, all but its holes, from the values of all of it.
+
+    >>> from plan import MemoryPlan, PlanConfig
+    >>> from rangeops import Arena
+    >>> plan = MemoryPlan(PlanConfig("sgd"))
+    >>> w = plan.parameter("w", "fc_weight", (2, 300)).weight
+    >>> arena = Arena(plan.finalize(), device="cpu", holes=[Range(w.offset, 1024)])
+    >>> write_kept(arena, "w", 3.0)
+    >>> float(arena.view(Range(w.offset + 1024, 4), "f4")[0])
+    3.0
+
+    Args:
+        arena: an arena, with holes or without.
+        tensor: a tensor of its plan, or its name.
+        values: NumPy array of the tensor's shape, or a scalar; bf16 as uint16 bits.
+
+    """
+    found = arena.tensor(tensor)
+    whole = np.zeros(found.padded_shape, NUMPY[found.dtype])
+    whole[..., : found.shape[-1]] = values
+    raw = whole.reshape(-1).view("u1")
+    for part in outside(arena.holes, Range(found.offset, found.nbytes)):
+        first = part.base_offset - found.offset
+        arena.write(part.base_offset, raw[first : first + part.size])

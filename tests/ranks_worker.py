@@ -9,7 +9,7 @@ import traceback
 import numpy as np
 
 from plan import MemoryPlan, PlanConfig, PlanError, Region
-from rangeops import Arena, OptimizerStep
+from rangeops import Arena, OptimizerStep, write_kept
 from rangeops.ops.cast import from_half, to_half
 from rangeops.ranks import (
     Place,
@@ -45,7 +45,7 @@ def start(arena):
     rng = np.random.default_rng(1)
     for tensor in arena.plan.weights():
         values = rng.standard_normal(tensor.shape).astype(np.float32)
-        Shard.write(arena, tensor, values)
+        write_kept(arena, tensor, values)
         if f"{tensor.name}#A16" in arena.plan.tensors and not arena.holes:
             put(arena, f"{tensor.name}#A16", values)
 

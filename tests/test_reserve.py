@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from plan import PlanConfig, PlanError, Range
 from plan.models import ParameterSpec, plan_model
-from rangeops import Arena, ops
+from rangeops import Arena, ops, write_kept
 from rangeops.ranks import Shard
 from rangeops.reserve import Reserved, backed, outside
 from tests.conftest import small_plan
@@ -68,17 +68,20 @@ def test_every_byte_of_state_is_kept_by_one_rank_or_by_all(size, half, masters):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_write_together_what_one_arena_holds(size, device):
-    plan = small_plan("adamw", half="fp16")
+    plan = small_plan("adamw", half="fp16", ema=True)
     whole = Arena(plan, device=device)
+    whole.initialize()
     values = {t: np.random.default_rng(k).random(t.shape) for k, t in enumerate(plan.weights())}
     for tensor, value in values.items():
         whole[tensor] = value
     for rank in range(size):
         holes = Shard(plan, rank, size).holes(masters=True)
         arena = Arena(plan, device=device, holes=holes)
+        arena.initialize()
         for tensor, value in values.items():
-            Shard.write(arena, tensor, value)
-        for part in outside(holes, plan.series_range("W")):
+            write_kept(arena, tensor, value)
+        spans = [s for series in "WE" for s in outside(holes, plan.series_range(series))]
+        for part in spans:
             np.testing.assert_array_equal(arena.read(part), whole.read(part))
 
 

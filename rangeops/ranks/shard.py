@@ -7,14 +7,7 @@ as well.  With halves the FP32 biases and norms are rank 0's.
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
-
-from plan import GRANULE, DTensor, MemoryPlan, Range
-from rangeops.arena import Arena
-from rangeops.buffer import NUMPY
-from rangeops.reserve import outside
+from plan import GRANULE, MemoryPlan, Range
 
 
 class Shard:
@@ -70,7 +63,7 @@ class Shard:
 
         These are the moments of others: 8 - 8/n bytes a parameter of Adam's.  With ``masters``
         also their averages and, with halves, their FP32 masters: 12 - 12/n and more.  Write
-        weights by ``write`` then, and round them by ``ShardedStep.gather_weights``.
+        weights by ``rangeops.write_kept`` then, and round them by ``ShardedStep.gather_weights``.
         """
         holes = [span for name in self._plan.config.kind.series for span in self.others(name)]
         if masters and self._plan.config.ema:
@@ -79,21 +72,3 @@ class Shard:
             bias = self._plan.series_range("W", "bias")
             holes += [span for span in self.others("W") if span != bias]
         return holes
-
-    @staticmethod
-    def write(arena: Arena, tensor: DTensor | str, values: Any) -> None:
-        """Write what an arena keeps of a tensor, all but its holes, from the whole one's values.
-
-        Args:
-            arena: an arena, with holes or without.
-            tensor: a tensor of its plan, or its name.
-            values: NumPy array of the tensor's shape, or a scalar.
-
-        """
-        found = arena.tensor(tensor)
-        kind = NUMPY[found.dtype]
-        whole = np.zeros(found.padded_shape, kind)
-        whole[..., : found.shape[-1]] = values
-        for part in outside(arena.holes, Range(found.offset, found.nbytes)):
-            first = part.base_offset - found.offset
-            arena.write(part.base_offset, whole.view("u1").reshape(-1)[first : first + part.size])

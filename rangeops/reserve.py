@@ -1,9 +1,9 @@
 """reserve: addresses for a whole arena, memory only for the parts that are used.
 
-A rank of a sharded step never touches the moments of other ranks' weights.  Its arena keeps all
-addresses, so that every range lies where the plan says, and has no memory behind these holes: on a
-GPU by the driver's virtual memory calls, in pages of 2 MiB; on the CPU because a page that was
-never touched is not there.
+A rank of a sharded step never touches much of what other ranks own (``Shard.holes``).  Its arena
+keeps all addresses, so that every range lies where the plan says, and has no memory behind these
+holes: on a GPU by the driver's virtual memory calls, in pages of 2 MiB; on the CPU because a page
+that was never touched is not there.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@
     memory_resource(pool)     cuda.core
 
 When it pays: against an allocator that asks the driver every time (Numba's own, raw cudaMalloc),
-and where several libraries are to share one pool.  CuPy's own pool is some five times as fast,
-splits and joins blocks, so it holds less memory (tables in the README), and is the better choice
-for CuPy alone.
+and where several libraries are to share one pool.  CuPy's own pool is four to nine times as
+fast, splits and joins blocks, so it holds less memory (tables in the README), and is the better
+choice for CuPy alone.
 """
 
 from rangeops.pool.allocators import memory_resource, use_in_cupy, use_in_numba

@@ -2,11 +2,11 @@
 
 Taking from a list and putting into it are single operations of Python's lists and dicts, which
 threads may call at once; a lock would be waited for with the GIL given away, and threads then take
-turns every 5 ms (eight of them: 36,000 blocks a second with one, 160,000 without; host of an H200,
-``python -m bench --only pool``).  What reaches the driver holds a lock of the device, found under
-a registry lock, so threads of different devices never wait for each other.  Both may be taken again
-by their holder: the garbage collector may release a block inside any call.  Without the GIL the
-sums are kept under the device's lock.
+turns every 5 ms (eight of them took 36,000 blocks a second while there was one, 130,000 to 160,000
+since; hosts of H200s, ``python -m bench --only pool``).  What reaches the driver holds a lock of
+the device, found under a registry lock, so threads of different devices never wait for each other.
+Both may be taken again by their holder: the garbage collector may release a block inside any call.
+Without the GIL the sums are kept under the device's lock.
 """
 
 from __future__ import annotations

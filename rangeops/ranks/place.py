@@ -1,4 +1,4 @@
-"""Place: which rank this process is, of how many, and where they meet.
+"""Place: which rank this process is, of how many, where they meet, and the GPU it takes.
 
 In this order: explicit arguments; RANK, WORLD_SIZE, LOCAL_RANK (torchrun, or set by hand);
 OMPI_COMM_WORLD_*; PMI_*; SLURM_*; else one process.  MASTER_ADDR says where rank 0 listens

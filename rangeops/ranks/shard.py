@@ -50,11 +50,11 @@ class Shard:
         """Return the own interval of a series in bytes."""
         return self.span(series, *self.own, half)
 
-    def others(self, series: str, half: bool = False) -> list[Range]:
-        """Return what of a series other ranks own, biases and norms too."""
+    def others(self, series: str, half: bool = False, bias: bool = True) -> list[Range]:
+        """Return what of a series other ranks own, with ``bias`` biases and norms too."""
         first, last = self.own
         spans = [self.span(series, 0, first, half), self.span(series, last, self.numel, half)]
-        if self.half and self.rank:
+        if bias and self.half and self.rank:
             spans.append(self._plan.series_range(series, "bias"))
         return [span for span in spans if span.size]
 
@@ -68,7 +68,6 @@ class Shard:
         holes = [span for name in self._plan.config.kind.series for span in self.others(name)]
         if masters and self._plan.config.ema:
             holes += self.others("E")
-        if masters and self.half:  # FP32 biases and norms are what the forward pass reads
-            bias = self._plan.series_range("W", "bias")
-            holes += [span for span in self.others("W") if span != bias]
+        if masters and self.half:
+            holes += self.others("W", bias=False)  # the forward pass reads biases and norms in FP32
         return holes

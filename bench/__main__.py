@@ -33,7 +33,7 @@ from bench import (
 from plan import PlanConfig
 from plan.models import mlp, plan_model
 from rangeops import REGISTRY, Arena
-from rangeops.stream import gpu_count
+from rangeops.device.streams import gpu_count
 from rangeops.verify import Verdict, verify_all
 
 MODELS_TIMED = ("mlp", "resnet50", "gpt2")
@@ -52,16 +52,14 @@ def verdicts(device: str, quick: bool) -> Iterator[Verdict]:
 
 
 def verify_table(device: str, quick: bool, quiet: bool) -> tuple[str, int]:
-    """Return the table of verdicts by op, and how many variants differ from their twin."""
+    """Return the table of verdicts by op, and how many variants differ from their reference."""
     found: dict[str, list[Verdict]] = {name: [] for name in REGISTRY}
     for verdict in tqdm(verdicts(device, quick), desc="verify", unit=" variants", disable=quiet):
         found[verdict.op].append(verdict)
     lines = []
     for name, some in found.items():
         wrong = [v.difference for v in some if v.difference]
-        result = (
-            wrong[0] if wrong else "equal to its twin, every bit" if some else "not in this plan"
-        )
+        result = wrong[0] if wrong else "equal to its reference" if some else "not in this plan"
         elements = max((v.elements for v in some), default=0)
         lines.append({"op": name, "variants": len(some), "elements": elements, "result": result})
     heads = {"op": "op", "variants": "variants", "elements": "elements", "result": "result"}
@@ -129,7 +127,7 @@ def report(found: list[dict[str, Any]]) -> Iterable[str]:
 
 
 def main() -> int:
-    """Run the main job; 1 if an op differs from its twin."""
+    """Run the main job; 1 if an op differs from its reference."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller models, shorter runs")
     parser.add_argument("--save", action="store_true", help="append the rows to bench/results")
@@ -148,7 +146,7 @@ def main() -> int:
     wrong = 0
     if not options.only:
         text, wrong = verify_table("cuda" if on_gpu else "cpu", options.quick, quiet)
-        print(f"\nEvery op against its NumPy twin\n\n{text}")
+        print(f"\nEvery op against its NumPy reference\n\n{text}")
     timed = timings(options.quick, on_gpu, options.only)
     found = []
     for row in tqdm(timed, desc="bench", unit=" rows", disable=quiet):

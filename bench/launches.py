@@ -15,7 +15,7 @@ from bench.rows import row
 from plan import PlanConfig
 from plan.models import mlp, plan_model
 from rangeops import Arena, ops
-from rangeops.stream import gpu_count
+from rangeops.device.streams import gpu_count
 
 FIRST_USE = """
 import time

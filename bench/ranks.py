@@ -150,10 +150,10 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
         for kind in (ReplicatedStep, ShardedStep):
             sharded = kind is ShardedStep
             shard = Shard(plan, world.rank, world.size)
-            holes = shard.holes(masters=True) if sharded else []
+            unmapped = shard.unmapped(masters=True) if sharded else []
             gc.collect()
             before = runtime.memGetInfo()[0]
-            arena = Arena(plan, world.place.device, holes=holes)
+            arena = Arena(plan, world.place.device, unmapped=unmapped)
             weight = before - runtime.memGetInfo()[0]
             for tensor in plan.weights():
                 write_kept(arena, tensor, 1e-2)

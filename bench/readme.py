@@ -33,7 +33,7 @@ def ops_table() -> str:
                 "op": f"`{op.name}`",
                 "formula": f"`{op.formula}`".replace("|", "\\|"),
                 "bytes": f"{op.bytes_per_element(flags):g}" if op.elementwise else "",
-                "seed": f"`{op.seed}`",
+                "seed": f"`{op.origin}`",
             }
         )
     heads = {"op": "op", "formula": "formula", "bytes": "bytes an element", "seed": "origin's name"}

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.timing import Timing
-from rangeops.stream import gpu_count
+from rangeops.device.streams import gpu_count
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = (

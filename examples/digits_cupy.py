@@ -20,7 +20,7 @@ from tqdm import tqdm
 from plan import DType, MemoryPlan, PlanConfig, Region
 from plan.models import mlp
 from rangeops import Arena, OptimizerStep
-from rangeops.stream import gpu_count
+from rangeops.device.streams import gpu_count
 
 BATCH, WIDTHS = 128, (64, 128, 64, 10)
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plan.baseline import CHUNK_GRANULES, FOLD_CHUNKS, GRANULE
 from plan.dtensor import DTensor
+from plan.scalars import CHUNK_GRANULES, FOLD_CHUNKS, GRANULE
 
 
 class Chunks(NamedTuple):

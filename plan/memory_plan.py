@@ -10,8 +10,13 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from plan import checks
-from plan.announce import Announcer, Parameter
-from plan.baseline import (
+from plan.builder import Parameter, PlanBuilder
+from plan.chunks import sizes_of
+from plan.config import PlanConfig
+from plan.dtensor import DTensor, DType
+from plan.errors import PlanError
+from plan.region import PARAMETER_KINDS, WEIGHT_KINDS, Region, series_region
+from plan.scalars import (
     BLOCK_FLOATS,
     FOLD_CHUNKS,
     FP32_SCALARS,
@@ -26,11 +31,6 @@ from plan.baseline import (
     fp32_index,
     int32_index,
 )
-from plan.chunks import sizes_of
-from plan.config import PlanConfig
-from plan.dtensor import DTensor, DType
-from plan.errors import PlanError
-from plan.region import PARAMETER_KINDS, WEIGHT_KINDS, Region, series_region
 
 __all__ = ["MemoryPlan", "Parameter", "Range"]
 
@@ -47,7 +47,7 @@ class Range(NamedTuple):
         return self.base_offset + self.size
 
 
-class MemoryPlan(Announcer):
+class MemoryPlan(PlanBuilder):
     """A layout of one model in one arena.
 
     >>> plan = MemoryPlan(PlanConfig("adamw"))

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from plan.baseline import GRANULE
 from plan.dtensor import DTensor
 from plan.memory_plan import MemoryPlan
 from plan.region import Region
+from plan.scalars import GRANULE
 
 
 class Segments(NamedTuple):

@@ -7,12 +7,12 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from plan.baseline import SCRATCH
 from plan.config import PlanConfig
 from plan.dtensor import DType
 from plan.errors import PlanError
 from plan.memory_plan import MemoryPlan
 from plan.region import Region
+from plan.scalars import SCRATCH
 
 FORMAT = 1
 

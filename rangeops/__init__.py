@@ -2,12 +2,12 @@
 
 from plan import DType, MemoryPlan, PlanConfig, PlanError, Range, Region
 from rangeops import ops
-from rangeops.arena import Arena
-from rangeops.buffer import write_kept
-from rangeops.graph import Graph
-from rangeops.groups import Groups
-from rangeops.op import REGISTRY, RangeOp, range_op
-from rangeops.step import OptimizerStep
+from rangeops.arena.arena import Arena
+from rangeops.arena.buffer import write_kept
+from rangeops.arena.groups import Groups
+from rangeops.launch.graph import Graph
+from rangeops.launch.op import REGISTRY, RangeOp, range_op
+from rangeops.optim.step import OptimizerStep
 
 __all__ = [
     "REGISTRY",

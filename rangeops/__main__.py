@@ -1,4 +1,4 @@
-"""``python -m rangeops verify resnet50 --half fp16 --ema``: every op against its NumPy twin."""
+"""``python -m rangeops verify resnet50 --half fp16 --ema``: every op against its reference."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 from plan.config import OptimizerKind, PlanConfig
 from plan.models import MODELS, plan_model
-from rangeops.arena import Arena
+from rangeops.arena.arena import Arena
 from rangeops.verify import verify_all
 
 

@@ -1,4 +1,4 @@
-"""verify: run any op on the caller's own plan and device, and compare it with its NumPy twin.
+"""verify: run any op on the caller's own plan and device, and compare it with its NumPy reference.
 
 The comparison is by bits (any NaN equals any NaN) over every range and every part of the state
 that the kernel was given; the first element that differs is named by tensor and index.
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from plan import MemoryPlan, Range
-from rangeops.arena import Arena
-from rangeops.launch import BoundLaunch
-from rangeops.op import REGISTRY, RangeOp
-from rangeops.ops.cast import to_half
+from rangeops.arena.arena import Arena
+from rangeops.launch.launch import BoundLaunch
+from rangeops.launch.op import REGISTRY, RangeOp
+from rangeops.ops._cast import to_half
 
 FP32_SERIES = "WGMVE"
 
@@ -92,14 +92,14 @@ def locate(plan: MemoryPlan | None, name: str, span: Range, index: int, itemsize
 
 
 def check(launch: BoundLaunch) -> Verdict:
-    """Run a launch and its twin from the same memory and compare all that both were given."""
+    """Run a launch and its reference from the same memory and compare all that both were given."""
     made = launch.binding
     kernel = made.op.kernel
     want = launch.arrays(download=True)
-    made_twin = kernel.twin(**made.flags)
+    made_reference = kernel.reference(**made.flags)
     start = time.perf_counter()
     if launch.count:
-        made_twin(*want, *launch.integers)
+        made_reference(*want, *launch.integers)
     launch()
     got = launch.arrays(download=True)
     difference = None
@@ -141,7 +141,7 @@ def planned_variants(op: RangeOp, plan: MemoryPlan) -> Iterator[dict[str, Any]]:
 
 
 def verify(arena: Arena, op: RangeOp | str, **arguments: Any) -> Verdict:
-    """Compare one op with its twin on the arena's present contents.
+    """Compare one op with its reference on the arena's present contents.
 
     >>> from plan.models import mlp, plan_model
     >>> arena = Arena(plan_model(mlp((4, 3))), device="cpu")

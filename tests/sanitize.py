@@ -1,7 +1,7 @@
 """Every kernel once, for ``compute-sanitizer --tool memcheck python -m tests.sanitize``.
 
 Runs all variants on a small plan and all ops on raw ranges of awkward sizes, each against its
-twin; the exit status is the number of differences.
+reference; the exit status is the number of differences.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from plan import Range
 from rangeops import REGISTRY, Arena
 from rangeops.verify import check, verify_all
-from tests.conftest import raw_arena, small_plan
-from tests.test_every_op import on_ranges
+from tests.helpers import raw_arena, small_plan
+from tests.ops.test_every_op import on_ranges
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
             hyper = {"lr": 0.1} if "lr" in op.hyper else {}
             verdicts.append(check(op.bind(arena, **spans, **hyper)))
     wrong = [v for v in verdicts if v.difference]
-    print(f"{len(verdicts)} launches, {len(wrong)} differ from their twins")
+    print(f"{len(verdicts)} launches, {len(wrong)} differ from their references")
     return len(wrong)
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from plan import DTensor, Range
-from rangeops.arena import Arena
+from rangeops.arena.arena import Arena
+from rangeops.device.streams import handle_of
 from rangeops.h2d.staging import RING_BYTES, pieces, ring_of, shaped
 from rangeops.h2d.zones import REGIONS, Zone
-from rangeops.stream import handle_of
 
 
 def h2d_copy(

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from rangeops.arena import Arena
+from rangeops.arena.arena import Arena
 from rangeops.h2d.zones import REGIONS, CpuLane, GpuLane, Zone
 
 

@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from plan import DTensor, DType
-from rangeops.arena import Arena
-from rangeops.buffer import NUMPY
+from rangeops.arena.arena import Arena
+from rangeops.arena.buffer import NUMPY
 
 THREADED = 1 << 22
 """Bytes from which several threads write a buffer: one fills it at a tenth of the link's

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from plan import PlanError, Region
-from rangeops.arena import Arena
-from rangeops.buffer import NUMPY, tensor_view
+from rangeops.arena.arena import Arena
+from rangeops.arena.buffer import NUMPY, tensor_view
 from rangeops.h2d.staging import Ring, Slot, shaped, write
 
 REGIONS = {"a": (Region.I_A_LABEL, Region.I_A_DATA), "b": (Region.I_B_LABEL, Region.I_B_DATA)}

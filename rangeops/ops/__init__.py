@@ -1,24 +1,24 @@
 """All range ops, a file a family; importing this package fills the registry."""
 
-from rangeops.op import REGISTRY
-from rangeops.ops.adam import adam, adamw
-from rangeops.ops.average import average, average_half
-from rangeops.ops.cast import cast_fp16_to_fp32, cast_fp32_to_fp16
-from rangeops.ops.ema import ema, sema_switch
-from rangeops.ops.finite import check_nan
-from rangeops.ops.fold import fold_norms, total_norm
-from rangeops.ops.gradients import accumulate_grad, unscale
-from rangeops.ops.lamb import lamb, lamb_moments
-from rangeops.ops.lars import lars
-from rangeops.ops.lion import lion
-from rangeops.ops.memory import clear, copy
-from rangeops.ops.metrics import accumulate_metrics, read_metrics
-from rangeops.ops.norms import grad_norm, read_norms, read_sums
-from rangeops.ops.ratio import trust_ratio
-from rangeops.ops.scaling import grad_scaling
-from rangeops.ops.sgd import momentum, nesterov, sgd
-from rangeops.ops.stats import tensor_stats
-from rangeops.ops.step import begin_step
+from rangeops.launch.op import REGISTRY
+from rangeops.ops._adam import adam, adamw
+from rangeops.ops._average import average, average_half
+from rangeops.ops._begin import begin_step
+from rangeops.ops._cast import cast_fp16_to_fp32, cast_fp32_to_fp16
+from rangeops.ops._ema import ema, sema_switch
+from rangeops.ops._finite import check_nan
+from rangeops.ops._fold import fold_norms, total_norm
+from rangeops.ops._gradients import accumulate_grad, unscale
+from rangeops.ops._lamb import lamb, lamb_moments
+from rangeops.ops._lars import lars
+from rangeops.ops._lion import lion
+from rangeops.ops._memory import clear, copy
+from rangeops.ops._metrics import accumulate_metrics, read_metrics
+from rangeops.ops._norms import grad_norm, read_norms, read_sums
+from rangeops.ops._ratio import trust_ratio
+from rangeops.ops._scaling import grad_scaling
+from rangeops.ops._sgd import momentum, nesterov, sgd
+from rangeops.ops._stats import tensor_stats
 
 __all__ = [
     "REGISTRY",

@@ -11,11 +11,11 @@ fast, splits and joins blocks, so it holds less memory (tables in the README), a
 choice for CuPy alone.
 """
 
-from rangeops.pool.allocators import memory_resource, use_in_cupy, use_in_numba
+from rangeops.pool.adapters import memory_resource, use_in_cupy, use_in_numba
 from rangeops.pool.caching import CachingPool, Statistics
-from rangeops.pool.classes import capacity_of, size_class
 from rangeops.pool.driver import CudaDriver, Driver, OutOfMemory
-from rangeops.pool.lists import Block
+from rangeops.pool.free_lists import Block
+from rangeops.pool.size_classes import capacity_of, size_class
 
 __all__ = [
     "Block",

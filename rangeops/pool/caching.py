@@ -23,9 +23,9 @@ import weakref
 from dataclasses import dataclass
 from typing import Any
 
-from rangeops.pool.classes import capacity_of
 from rangeops.pool.driver import CudaDriver, Driver, OutOfMemory, same_stream
-from rangeops.pool.lists import Block, DevicePool
+from rangeops.pool.free_lists import Block, DevicePool
+from rangeops.pool.size_classes import capacity_of
 
 
 @dataclass(frozen=True)

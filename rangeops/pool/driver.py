@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, Protocol
 
-from rangeops.stream import LEGACY, library
+from rangeops.device.streams import LEGACY, library
 
 PER_THREAD = 2
 """The driver's name for the per-thread default stream, another stream in every thread."""

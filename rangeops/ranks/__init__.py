@@ -12,9 +12,9 @@ is promised then: weights, moments and step are those of the last finished updat
 Not promised: going on in the same processes.
 """
 
-from rangeops.ranks.collectives import Collective, Ranks
-from rangeops.ranks.communicator import Call, Communicator, CpuCommunicator, RankMismatch
-from rangeops.ranks.place import Place, place
+from rangeops.ranks.communicators.sockets import Call, Communicator, CpuCommunicator, RankMismatch
+from rangeops.ranks.group import Collective, Ranks
+from rangeops.ranks.info import RankInfo, place
 from rangeops.ranks.shard import Shard
 from rangeops.ranks.step import ReplicatedStep, ShardedStep
 from rangeops.ranks.world import RankLost, World
@@ -24,7 +24,7 @@ __all__ = [
     "Collective",
     "Communicator",
     "CpuCommunicator",
-    "Place",
+    "RankInfo",
     "RankLost",
     "RankMismatch",
     "Ranks",

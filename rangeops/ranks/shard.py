@@ -58,16 +58,18 @@ class Shard:
             spans.append(self._plan.series_range(series, "bias"))
         return [span for span in spans if span.size]
 
-    def holes(self, masters: bool = False) -> list[Range]:
-        """Return what this rank never touches, for ``Arena(plan, holes=...)``.
+    def unmapped(self, masters: bool = False) -> list[Range]:
+        """Return what this rank never touches, for ``Arena(plan, unmapped=...)``.
 
         These are the moments of others: 8 - 8/n bytes a parameter of Adam's.  With ``masters``
         also their averages and, with halves, their FP32 masters: 12 - 12/n and more.  Write
         weights by ``rangeops.write_kept`` then, and round them by ``ShardedStep.gather_weights``.
         """
-        holes = [span for name in self._plan.config.kind.series for span in self.others(name)]
+        unmapped = [span for name in self._plan.config.kind.series for span in self.others(name)]
         if masters and self._plan.config.ema:
-            holes += self.others("E")
+            unmapped += self.others("E")
         if masters and self.half:
-            holes += self.others("W", bias=False)  # the forward pass reads biases and norms in FP32
-        return holes
+            unmapped += self.others(
+                "W", bias=False
+            )  # the forward pass reads biases and norms in FP32
+        return unmapped

@@ -15,7 +15,7 @@ Update traffic of Adam 30 and 30/n;  state in use 20 and 8 + 12/n:
     update traffic            30 / 15   30 / 3.75   30 / 0.47    30 / 0.03
     state in use              20 / 14   20 / 9.5    20 / 8.19    20 / 8.01
 
-``Arena(plan, holes=shard.holes(masters=True))`` takes memory for the state in use only.
+``Arena(plan, unmapped=shard.unmapped(masters=True))`` takes memory for the state in use only.
 
 Past two hosts the wire is the limit: at 64 ranks and 50 GB/s a rank, GPT-2 124M exchanges 0.98 GB,
 20 ms, beside an update of 1.2 ms; so reduce what goes over it (16 bits, sharded: half), overlap the
@@ -31,14 +31,14 @@ from typing import Any
 
 from plan import OptimizerKind, PlanError, Range, Region
 from rangeops import ops
-from rangeops.arena import Arena
-from rangeops.graph import Graph
-from rangeops.launch import BoundLaunch
-from rangeops.op import REGISTRY
-from rangeops.ranks.collectives import Ranks, same_schedule
-from rangeops.ranks.communicator import Call
+from rangeops.arena.arena import Arena
+from rangeops.launch.graph import Graph
+from rangeops.launch.launch import BoundLaunch
+from rangeops.launch.op import REGISTRY
+from rangeops.optim.step import OptimizerStep
+from rangeops.ranks.communicators.sockets import Call
+from rangeops.ranks.group import Ranks, same_schedule
 from rangeops.ranks.shard import Shard
-from rangeops.step import OptimizerStep
 
 
 class _RanksStep:
@@ -157,7 +157,7 @@ class ShardedStep(_RanksStep):
     average, and with halves its FP32 master, are up to date at its owner only: ``collect()`` before
     a checkpoint, an evaluation with averaged weights, or a change of the number of ranks.
 
-    What others own needs no memory: see ``Shard.holes``; then save each rank's own intervals
+    What others own needs no memory: see ``Shard.unmapped``; then save each rank's own intervals
     (``shard.mine("M")``) instead of collecting, and ``gather_weights()`` once they are loaded.
 
     Args:
@@ -240,7 +240,7 @@ class ShardedStep(_RanksStep):
         """Bring everyone's weights from their owners, as the forward pass reads them.
 
         With halves the own masters are rounded first.  Every rank calls it, once own intervals
-        were written: at the start with masters in holes, or from a checkpoint a rank.
+        were written: at the start with masters in unmapped, or from a checkpoint a rank.
         """
         shard = self.shard
         if shard.half and shard.mine("W").size:
@@ -251,7 +251,7 @@ class ShardedStep(_RanksStep):
         """Bring every rank's masters, moments and averages up to date; every rank calls it.
 
         Raises:
-            PlanError: the arena has holes where they would go.
+            PlanError: the arena has unmapped where they would go.
 
         """
         config = self.ranks.plan.config

@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from rangeops.ranks import wire
-from rangeops.ranks.meeting import TICK, Sockets, meet
-from rangeops.ranks.place import Place, place
+from rangeops.ranks import transport
+from rangeops.ranks.info import RankInfo, place
+from rangeops.ranks.rendezvous import TICK, Sockets, meet
 
 
 class RankLost(RuntimeError):
@@ -50,7 +50,7 @@ class World:
         grace: seconds between a loss and this process's forced end.
 
     Attributes:
-        rank, size, local_rank, take_device: see ``Place``.
+        rank, size, local_rank, take_device: see ``RankInfo``.
 
     Raises:
         TimeoutError: not all came. ValueError: they disagree on how many they are.
@@ -59,7 +59,7 @@ class World:
 
     def __init__(
         self,
-        where: Place | None = None,
+        where: RankInfo | None = None,
         *,
         timeout: float = 60.0,
         deadline: float = 5.0,
@@ -110,7 +110,7 @@ class World:
                 if now >= beat:
                     beat = now + self._deadline / 5
                     for peer in self._control:
-                        self._push(peer, wire.BEAT)
+                        self._push(peer, transport.BEAT)
                 for key, _ in selector.select(TICK):
                     if not self._read(key.data, buffers[key.data]):
                         selector.unregister(key.fileobj)
@@ -130,19 +130,19 @@ class World:
             return False
         self._heard[peer] = time.monotonic()
         buffer += got
-        while len(buffer) >= wire.HEAD.size:
-            nbytes, kind = wire.HEAD.unpack_from(buffer)
-            if len(buffer) < wire.HEAD.size + nbytes:
+        while len(buffer) >= transport.HEAD.size:
+            nbytes, kind = transport.HEAD.unpack_from(buffer)
+            if len(buffer) < transport.HEAD.size + nbytes:
                 break
-            body = bytes(buffer[wire.HEAD.size : wire.HEAD.size + nbytes])
-            del buffer[: wire.HEAD.size + nbytes]
-            if kind == wire.LEAVE:
+            body = bytes(buffer[transport.HEAD.size : transport.HEAD.size + nbytes])
+            del buffer[: transport.HEAD.size + nbytes]
+            if kind == transport.LEAVE:
                 self.left.add(peer)
                 self._inbox[peer].put(None)
-            elif kind == wire.LOST:
-                self._lose(*wire.parse(body))
-            elif kind == wire.OBJECT:
-                self._inbox[peer].put([wire.parse(body)])
+            elif kind == transport.LOST:
+                self._lose(*transport.parse(body))
+            elif kind == transport.OBJECT:
+                self._inbox[peer].put([transport.parse(body)])
         return True
 
     def _look_at_the_clock(self) -> None:
@@ -152,20 +152,20 @@ class World:
                 self._lose(peer, f"no sign of life for {self._deadline:g} s")
 
     def _tell(self, peer: int, kind: int, content: Any = b"") -> None:
-        with contextlib.suppress(wire.Closed), self._sending[peer]:
-            wire.send(self._control[peer], kind, content, self.check)
+        with contextlib.suppress(transport.Closed), self._sending[peer]:
+            transport.send(self._control[peer], kind, content, self.check)
 
     def _push(self, peer: int, kind: int, content: Any = b"") -> None:
         """Send a message from the watching thread, which waits for nobody."""
 
         def give_up() -> None:
-            raise wire.Closed("it takes nothing")
+            raise transport.Closed("it takes nothing")
 
         lock = self._sending[peer]
         if lock.acquire(timeout=0.05):
             try:
-                wire.send(self._control[peer], kind, content, give_up)
-            except wire.Closed:
+                transport.send(self._control[peer], kind, content, give_up)
+            except transport.Closed:
                 pass  # the reading side will say what is the matter
             finally:
                 lock.release()
@@ -185,7 +185,7 @@ class World:
         if self.rank == 0:
             for peer in self._control:
                 if peer != rank:
-                    self._push(peer, wire.LOST, [rank, reason])
+                    self._push(peer, transport.LOST, [rank, reason])
         threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
@@ -227,11 +227,11 @@ class World:
         if self.size == 1:
             return [value]
         if self.rank:
-            self._tell(0, wire.OBJECT, value)
+            self._tell(0, transport.OBJECT, value)
             return list(self._from(0))
         values = [value, *(self._from(peer) for peer in range(1, self.size))]
         for peer in range(1, self.size):
-            self._tell(peer, wire.OBJECT, values)
+            self._tell(peer, transport.OBJECT, values)
         return values
 
     def _from(self, peer: int) -> Any:
@@ -254,7 +254,7 @@ class World:
             return
         if peaceful and self._lost is None:
             for peer in self._control:
-                self._tell(peer, wire.LEAVE)
+                self._tell(peer, transport.LEAVE)
             end = time.monotonic() + self._deadline
             while len(self.left) < len(self._control) and time.monotonic() < end:
                 time.sleep(0.005)

@@ -23,7 +23,7 @@ from torch import nn
 
 from plan import MemoryPlan, Parameter, PlanConfig, PlanError, Range
 from rangeops import ops
-from rangeops.arena import Arena
+from rangeops.arena.arena import Arena
 from rangeops.torch.modules import kind_of, memory_order, parameters
 
 _adopted: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()

@@ -14,7 +14,7 @@ import torch
 
 if TYPE_CHECKING:
     from rangeops.torch.adopt import Adopted, Slot
-    from rangeops.torch.base import RangeOptimizer
+    from rangeops.torch.optimizer import RangeOptimizer
 
 OWN = "rangeops"
 

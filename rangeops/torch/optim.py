@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from rangeops.torch.base import RangeOptimizer
+from rangeops.torch.optimizer import RangeOptimizer
 
 
 def _refuse(name: str, **options: Any) -> None:

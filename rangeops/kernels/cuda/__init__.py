@@ -1,0 +1,36 @@
+"""The kernel vocabulary; this package alone imports numba.cuda.
+
+Kernels receive this module as ``x`` and use its names only: ``thread``, ``load4``, ``store4`` ….
+``gpu`` has them for a GPU, where a pointer argument is a ``CPointer``; ``simulator`` for Numba's
+simulator, where it is a one-dimensional array.  Half data are uint16 in memory and float32 in
+arithmetic; ``half(format)`` gives the conversions.
+
+``load4(a, i, left)`` reads elements ``i .. i+3`` as one vector when ``left >= 4``; at the end of
+a range it reads the ``left`` elements that exist one by one, and nothing past them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from numba.core import config
+
+from rangeops.kernels.half import bf16_rules
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+_forms = import_module(f"rangeops.kernels.cuda.{'simulator' if SIMULATED else 'gpu'}")
+
+_widen_bf16, _narrow_bf16 = (
+    _forms.device(rule)
+    for rule in bf16_rules(_forms.uint16, _forms.uint32, _forms.float_bits, _forms.bits_float)
+)
+
+
+def __getattr__(name):
+    """Return a word of the vocabulary in the form that this process runs."""
+    return getattr(_forms, name)
+
+
+def half(dtype):
+    """Return (widen, narrow) of a half format: uint16 -> float32 and back, nearest even."""
+    return (_widen_bf16, _narrow_bf16) if dtype == "bf16" else _forms.fp16

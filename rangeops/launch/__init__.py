@@ -1,0 +1,1 @@
+"""launch: from a call's arguments to bound launches and graphs of them."""

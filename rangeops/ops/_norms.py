@@ -1,0 +1,188 @@
+"""grad_norm: check and norms of all gradients in one read.
+
+    grad_norm     chunk sums of g*g (with weights=True also of p*p); found_inf where one is not
+                  finite, and the granule of the first such element
+
+The tree is that of ``rangeops.ops.reduce``.  A chunk's sum is float64, in which no finite float32
+overflows, so "the sum is not finite" is exactly "an element is not finite".  The sums are those of
+the gradients as they lie, loss scale and all; who reads them divides.  ``begin_step`` clips by the
+global norm and writes the scalar ``grad_norm``; ``trust_ratio`` makes LARS's and LAMB's ratios.
+
+4 (half: 2) bytes an element, 4 more with weights; the chunk sums are 8 bytes per 2,048 elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from plan.scalars import GRANULE, SUMS, int32_index
+from rangeops.arena.arena import Arena
+from rangeops.kernels.spec import HALF_GRAD, Kernel, arguments_of, half_where_used, read
+from rangeops.launch.op import range_op
+from rangeops.ops import _reduce
+
+FOUND_INF, FIRST = int32_index("found_inf"), int32_index("first_nonfinite")
+
+
+def _same(value):
+    return value
+
+
+def _norm_gpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> Any:
+    thread, warp_sum, atomic_min = x.thread, x.warp_sum, x.atomic_min
+    int64, int32 = x.int64, x.int32
+    plain = _reduce.walk(x, _reduce.squares(x, x.device(_same)))
+    halves = _reduce.walk(x, _reduce.squares(x, x.half(half)[0]))
+    chunk = _reduce.chunk_of(x)
+
+    def lane_sum(g, h, i, half_start, count):
+        if half_grad and i >= half_start:
+            return halves(h, i - half_start, count)
+        return plain(g, i, count)
+
+    lane_sum = x.device(lane_sum)
+
+    def norm(g, h, p, chunks, k, partials, half_start, count):
+        w = thread() >> int64(5)
+        if w >= count:
+            return
+        first, granules, i = chunk(chunks, w)
+        lane = thread() & int64(31)
+        total = lane_sum(g, h, i, half_start, granules)
+        if total - total != 0.0:  # also where it is NaN
+            k[FOUND_INF] = int32(1)
+            for r in range(granules):
+                part = lane_sum(g, h, i + int64(GRANULE) * r, half_start, int64(1))
+                if part - part != 0.0:
+                    atomic_min(k, int64(FIRST), int32(first + r))
+        total = warp_sum(total)
+        if lane == 0:
+            partials[w] = total
+        if weights:
+            total = warp_sum(plain(p, i, granules))
+            if lane == 0:
+                partials[count + w] = total
+
+    return norm
+
+
+def _norm_cpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> Any:
+    int32, float64, atomic_min = x.int32, x.float64, x.atomic_min
+    widen = x.half(half)[0]
+    add, fold = _reduce.granule_cpu(x), _reduce.lanes_cpu(x, _reduce.add_rule)
+
+    def norm(g, h, p, chunks, k, partials, half_start, count, start, stop):
+        squares, lanes = np.empty(GRANULE, np.float64), np.empty(_reduce.LANES, np.float64)
+        for w in range(start, stop):
+            lanes[:] = 0.0
+            for granule in range(chunks[w], chunks[w + 1]):
+                i = granule * GRANULE
+                if half_grad and i >= half_start:
+                    hs = h[i - half_start : i - half_start + GRANULE]
+                    for j in range(GRANULE):
+                        wide = float64(widen(hs[j]))
+                        squares[j] = wide * wide
+                else:
+                    gs = g[i : i + GRANULE]
+                    for j in range(GRANULE):
+                        wide = float64(gs[j])
+                        squares[j] = wide * wide
+                add(squares, lanes)
+                if lanes.sum() - lanes.sum() != 0.0:
+                    k[FOUND_INF] = int32(1)
+                    bad = False
+                    for j in range(GRANULE):
+                        bad |= squares[j] - squares[j] != 0.0
+                    if bad:
+                        atomic_min(k, FIRST, int32(granule))
+            partials[w] = fold(lanes)
+            if weights:
+                lanes[:] = 0.0
+                for granule in range(chunks[w], chunks[w + 1]):
+                    ps = p[granule * GRANULE : (granule + 1) * GRANULE]
+                    for j in range(GRANULE):
+                        wide = float64(ps[j])
+                        squares[j] = wide * wide
+                    add(squares, lanes)
+                partials[count + w] = fold(lanes)
+
+    return norm
+
+
+def _norm_reference(*, half: str | None, half_grad: bool, weights: bool) -> Any:
+    def squares(values):
+        return lambda rows: np.square(values[rows], dtype=np.float64)
+
+    def reference(g, h, p, chunks, k, partials, half_start, count):
+        rows = _reduce.granules_of(g, h, half_start, half)
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        with np.errstate(invalid="ignore"):
+            partials[:count] = _reduce.chunks_reference(squares(rows), chunks)
+            if weights:
+                weight_rows = p.reshape(-1, GRANULE)
+                partials[count : 2 * count] = _reduce.chunks_reference(squares(weight_rows), chunks)
+        if bad.size:
+            k[FOUND_INF] = 1
+            k[FIRST] = min(k[FIRST], bad[0])
+
+    return reference
+
+
+def _norm_bytes(flags: Mapping[str, Any]) -> float:
+    return (2 if flags["half_grad"] else 4) + 4 * flags["weights"]
+
+
+_NORM = (
+    read("g", "f4", "G"),
+    read("h", "half", "G", "half_grad"),
+    read("p", "f4", "W", "weights"),
+)
+
+grad_norm = range_op(
+    "grad_norm",
+    origin="(with RANGE_CHECK_NAN)",
+    formula="per tensor and in all: sum g*g, found_inf",
+    operands=_NORM,
+    kernel=Kernel(
+        "grad_norm",
+        arguments_of(_NORM, "chunks", "k", "partials"),
+        ("half_start", "chunks"),
+        _norm_gpu,
+        _norm_cpu,
+        _norm_reference,
+        per_thread=1,
+        count="chunks",
+    ),
+    bytes_per_element=_norm_bytes,
+    flags={**HALF_GRAD, "weights": (False, True)},
+    elementwise=False,
+    valid=half_where_used,
+)
+
+
+def read_sums(arena: Arena, of: str) -> np.ndarray:
+    """Return the sums by tensor that the last passes left: (quantities, tensors) float64.
+
+    ``of`` is a key of ``plan.baseline.SUMS``; in a report the second quantity is a maximum.  Waits
+    for the device.
+    """
+    assert arena.plan is not None
+    row, quantities, maximum = SUMS[of]
+    sums = arena.download("norm.sums").view(np.float64)[row : row + quantities, :, 0]
+    fold_of = arena.download("norm.fold_of_tensor")
+    combine = [np.maximum if q == maximum else np.add for q in range(quantities)]
+    pairs = zip(sums, combine, strict=True)
+    return np.array([_reduce.tensors_reference(values, fold_of, how) for values, how in pairs])
+
+
+def read_norms(arena: Arena) -> dict[str, float]:
+    """Return the gradient norm of every parameter by name, as ``grad_norm`` last found them.
+
+    Norms of the gradients as they lay: divide by the loss scale of that step.
+    """
+    assert arena.plan is not None
+    norms = np.sqrt(read_sums(arena, "gradient")[0])
+    return {t.name: float(n) for t, n in zip(arena.plan.weights(), norms, strict=True)}

@@ -1,0 +1,111 @@
+"""report: norm, max-abs and count of non-finite values of weight and gradient, by parameter name.
+
+One read per range, results in the arena until they are read; ``Report.launches`` can ride in a
+captured graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from plan import PlanError
+from rangeops import ops
+from rangeops.arena.arena import Arena
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one parameter; norms and maxima are over the finite elements."""
+
+    name: str
+    weight_norm: float
+    weight_max: float
+    weight_nonfinite: int
+    gradient_norm: float
+    gradient_max: float
+    gradient_nonfinite: int
+
+
+class Report:
+    """The report of one arena, bound; ``launches`` measure, ``read`` waits and returns.
+
+    >>> from plan.models import mlp, plan_model
+    >>> arena = Arena(plan_model(mlp((2, 2))), device="cpu")
+    >>> arena["layers.0.weight"] = 1.0
+    >>> report = Report(arena)
+    >>> report.measure()
+    >>> report.read()["layers.0.weight"].weight_norm
+    2.0
+
+    Args:
+        arena: a planned arena.
+        half_grad: read the half gradients of weights (default: where the plan has them).
+
+    Gradients are reported as they lie; with a loss scale they carry it.
+
+    Raises:
+        PlanError: no plan or no parameters.
+
+    """
+
+    def __init__(self, arena: Arena, half_grad: bool | None = None) -> None:
+        if arena.plan is None or not arena.plan.weights():
+            raise PlanError(
+                "report: got an arena without planned parameters, expected a plan with some; "
+                "announce them with plan.parameter(...)"
+            )
+        self.arena = arena
+        half = arena.plan.config.half is not None if half_grad is None else half_grad
+        trained = arena.plan.series_range("G").size > 0
+        weights = [
+            ops.tensor_stats.bind(arena, arena.plan.series_range("W")),
+            ops.fold_norms.bind(arena, of="weight_report"),
+        ]
+        gradients = [
+            ops.tensor_stats.bind(arena, half_grad=half),
+            ops.fold_norms.bind(arena, of="gradient_report"),
+        ]
+        self.launches = (*weights, *(gradients if trained else ()))
+
+    def measure(self, stream: Any = None) -> None:
+        """Measure on ``stream`` (default: the framework's current one); waits for nothing."""
+        for launch in self.launches:
+            launch(stream)
+
+    def read(self) -> dict[str, Row]:
+        """Return what the last measurement found, by parameter name; waits for the device."""
+        assert self.arena.plan is not None
+        found = [ops.read_sums(self.arena, of) for of in ("weight_report", "gradient_report")]
+        (w2, w_max, w_bad), (g2, g_max, g_bad) = found
+        columns = (np.sqrt(w2), w_max, w_bad, np.sqrt(g2), g_max, g_bad)
+        out = {}
+        for tensor, values in zip(self.arena.plan.weights(), np.array(columns).T, strict=True):
+            a, b, c, d, e, f = values.tolist()
+            out[tensor.name] = Row(tensor.name, a, b, int(c), d, e, int(f))
+        return out
+
+
+def report(arena: Arena) -> dict[str, Row]:
+    """Measure weights and gradients of ``arena`` and return a row per parameter, by name."""
+    made = Report(arena)
+    made.measure()
+    return made.read()
+
+
+def table(rows: dict[str, Row]) -> str:
+    """Return a report as text, a line per parameter."""
+    return "\n".join(_lines(rows))
+
+
+def _lines(rows: dict[str, Row]) -> Iterator[str]:
+    heads = [f.name for f in fields(Row)]
+    width = max([len(heads[0]), *(len(name) for name in rows)])
+    yield " ".join([heads[0].ljust(width), *(f"{head:>18}" for head in heads[1:])])
+    for row in rows.values():
+        values = [getattr(row, head) for head in heads[1:]]
+        cells = [f"{v:>18}" if isinstance(v, int) else f"{v:>18.6g}" for v in values]
+        yield " ".join([row.name.ljust(width), *cells])

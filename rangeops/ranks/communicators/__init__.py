@@ -1,0 +1,1 @@
+"""communicators: the engines that move data between ranks, a file each."""

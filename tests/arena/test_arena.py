@@ -1,0 +1,184 @@
+"""The arena: foreign memory, views, scalars, initial values."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plan import DType, MemoryPlan, PlanConfig, Range
+from rangeops import Arena, ops
+from tests.helpers import host_bytes, small_plan
+
+
+def spans(n):
+    return {key: Range(4 * n * k, 4 * n) for k, key in enumerate("pgmv")}
+
+
+def aligned(count):
+    raw = np.zeros(count + 64, np.float32)
+    start = -raw.ctypes.data % 256 // 4
+    return raw[start : start + count]
+
+
+def reference():
+    data = aligned(4 * 300)
+    data[:600] = 1.0
+    ops.adamw(Arena.wrap(data), **spans(300), lr=0.5, step=3, weight_decay=0.25)
+    return data
+
+
+class Exporter:
+    """An object that offers its memory by DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
+@pytest.mark.parametrize("kind", ["numpy", "2-d", "dlpack", "torch"])
+def test_raw_use_of_anybodys_host_memory(kind):
+    data = aligned(4 * 300)
+    data[:600] = 1.0
+    buffer = {"numpy": data, "2-d": data.reshape(4, 300), "dlpack": Exporter(data)}.get(kind)
+    if kind == "torch":
+        buffer = pytest.importorskip("torch", reason="torch is not installed").from_numpy(data)
+    ops.adamw(buffer, **spans(300), lr=0.5, step=3, weight_decay=0.25)
+    np.testing.assert_array_equal(data, reference())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["cupy", "torch"])
+def test_raw_use_of_anybodys_gpu_memory(kind):
+    import cupy
+
+    data = cupy.zeros(4 * 300, cupy.float32)
+    data[:600] = 1.0
+    buffer = data
+    if kind == "torch":
+        torch = pytest.importorskip("torch", reason="torch is not installed")
+        buffer = torch.from_dlpack(data)
+    cupy.cuda.Device().synchronize()
+    ops.adamw(buffer, **spans(300), lr=0.5, step=3, weight_decay=0.25)
+    cupy.cuda.Device().synchronize()
+    np.testing.assert_array_equal(data.get(), reference())
+
+
+def test_the_second_raw_call_takes_other_hyper_parameters():
+    data = aligned(512)
+    data[256:] = 1.0
+    where = {"p": Range(0, 1024), "g": Range(1024, 1024)}
+    for lr in (0.5, 0.25):
+        ops.sgd(data, **where, lr=lr)
+    assert (data[:256] == -0.75).all()
+    launch = ops.sgd.bind(data, **where, lr=1.0)
+    launch.set(lr=2.0)
+    launch()
+    assert (data[:256] == -2.75).all()
+
+
+def test_launches_may_share_a_state():
+    data = aligned(512)
+    data[256:] = np.nan
+    check = ops.check_nan.bind(data, g=Range(1024, 1024))
+    sgd = ops.sgd.bind(data, p=Range(0, 1024), g=Range(1024, 1024), state=check.state)
+    check.scalars.lr = 1.0
+    check()
+    sgd()
+    assert check.scalars.found_inf == 1 and not data[:256].any()
+
+
+def test_an_arena_over_a_buffer_of_the_callers(device):
+    plan = small_plan()
+    memory = aligned(plan.total_bytes // 4 + 64)
+    memory[:] = 7.0
+    arena = Arena(plan, device="simulator" if device == "cuda" else None, buffer=memory)
+    assert arena.ptr == memory.ctypes.data
+    assert not memory[: plan.range(6).size // 4].any()
+    assert (memory[plan.total_bytes // 4 :] == 7.0).all()
+    arena["fc.bias"] = 3.0
+    offset = plan.tensors["fc.bias"].offset // 4
+    assert (memory[offset : offset + 128] == 3.0).all()
+    assert arena.ptr_at(256) == arena.ptr + 256
+
+
+def test_views_have_the_logical_shape_and_skip_channel_padding(device):
+    plan = MemoryPlan(PlanConfig("none", half="fp16"))
+    _, data, _, _ = plan.alloc_inputs((2,), (2, 2, 2, 3), DType.FP16)
+    arena = Arena(plan.finalize(), device=device)
+    arena[data] = np.arange(24, dtype=np.float16).reshape(2, 2, 2, 3)
+    assert arena[data].shape == (2, 2, 2, 3)
+    flat = arena.read(Range(data.offset, data.nbytes), "f2").reshape(-1, 4)
+    np.testing.assert_array_equal(flat[:, :3].ravel(), np.arange(24))
+    assert not flat[:, 3].any()
+    np.testing.assert_array_equal(arena.download(data).ravel(), np.arange(24))
+
+
+def test_initial_values(device):
+    plan = MemoryPlan(PlanConfig("sgd", ema=True))
+    plan.parameter("scale", "bn_weight", (3,))
+    plan.parameter("shift", "bn_bias", (3,))
+    plan.alloc_bn_stats(3, "bn")
+    arena = Arena(plan.finalize(), device=device)
+    assert not arena.download("scale").any()
+    arena.initialize()
+    ones = {t.name for t in plan if t.numel == 3 and (arena.download(t) == 1).all()}
+    assert ones == {"scale", "scale#E", "bn.prev_var", "bn.next_var"}
+    pad = host_bytes(arena)[plan.tensors["scale"].offset + 12 :][:500]
+    assert not pad.any()
+
+
+def test_scalars_are_read_back_and_complements_come_from_python_floats(device):
+    arena = Arena(small_plan(), device=device)
+    arena.scalars.set(beta1=0.9, ema_decay=0.9999, dampening=0.25, step=41)
+    assert arena.scalars.one_minus_beta1 == float(np.float32(1 - 0.9))
+    assert arena.scalars.one_minus_ema_decay == float(np.float32(1 - 0.9999))
+    assert arena.scalars.one_minus_dampening == 0.75
+    assert arena.scalars.step == 41
+    arena.scalars.loss_scale = 8.0
+    assert arena.scalars.grad_scale == 8.0
+
+
+def test_one_upload_for_several_scalars_spares_those_of_the_device(monkeypatch):
+    arena = Arena(small_plan(), device="cpu")
+    arena.scalars.loss_scale = 64.0
+    arena.memory[arena.plan.tensors["scalar.loss_scale"].offset :][:4].view("f4")[0] = 32.0
+    writes = []
+    monkeypatch.setattr(
+        arena, "write", lambda o, v, plain=arena.write: (writes.append(o), plain(o, v))
+    )
+    arena.scalars.set(lr=0.5, eps=1e-6, momentum=0.5, bn_eps=1e-3)
+    assert len(writes) == 1
+    assert arena.scalars.loss_scale == 32.0
+
+
+def test_a_raw_ema_has_its_default_decay():
+    data = aligned(512)
+    data[256:] = 1.0
+    ops.ema(data, e=Range(0, 1024), p=Range(1024, 1024))
+    assert (data[:256] == np.float32(1 - 0.9999)).all()
+
+
+def test_convenience_calls_keep_no_arena_alive():
+    import gc
+    import weakref
+
+    arena = Arena(small_plan(), device="cpu")
+    ops.begin_step(arena)
+    ops.adamw(arena)
+    gone = weakref.ref(arena)
+    del arena
+    gc.collect()
+    assert gone() is None
+
+
+def test_convenience_calls_keep_few_foreign_buffers():
+    from rangeops.launch import launch
+
+    for _ in range(launch.FOREIGN_BINDINGS + 8):
+        ops.clear(aligned(64), Range(0, 256))
+    assert len(launch._foreign) <= launch.FOREIGN_BINDINGS

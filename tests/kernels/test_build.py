@@ -1,0 +1,78 @@
+"""Every kernel variant builds for every GPU, without a GPU, and the machine code is as meant."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SHARES = 4
+ROOT = Path(__file__).parents[2]
+
+
+def without_simulator(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python process in which numba compiles."""
+    environment = {k: v for k, v in os.environ.items() if k != "NUMBA_ENABLE_CUDASIM"}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=environment | {"PYTHONPATH": f"{ROOT}{os.pathsep}{environment.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("share", range(SHARES))
+def test_every_variant_for_every_architecture(share):
+    done = without_simulator("-m", "tests.kernels.inspect_builds", str(share), str(SHARES))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert int(done.stdout.split()[-1]) >= 20
+
+
+CACHE = """
+import sys
+from rangeops import ops
+from rangeops.kernels import build
+key = (("clip", False), ("half", None), ("half_grad", False))
+first = build.cubin(ops.check_nan.kernel, key, "sm_90")
+print(len(first), "numba" in sys.modules, build.cache_key(ops.check_nan.kernel, key, "sm_90"))
+"""
+
+
+def test_the_disk_cache_is_warm_without_numba_and_survives_damage(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANGEOPS_CACHE_DIR", str(tmp_path))
+    cold, warm = (without_simulator("-c", CACHE).stdout.split() for _ in range(2))
+    assert cold[1] == "True" and warm[1] == "False"
+    assert cold[0] == warm[0] and cold[2] == warm[2]
+    (file,) = tmp_path.iterdir()
+    file.write_bytes(file.read_bytes()[:-7])
+    again = without_simulator("-c", CACHE).stdout.split()
+    assert again[1] == "True" and again[0] == cold[0]
+
+
+def test_the_cache_key_follows_sources_flags_and_architecture(monkeypatch):
+    from rangeops import ops
+    from rangeops.kernels import build
+
+    kernel = ops.sema_switch.kernel
+    key = build.cache_key(kernel, (("swap", True),), "sm_90")
+    assert build.cache_key(kernel, (("swap", False),), "sm_90") != key
+    assert build.cache_key(kernel, (("swap", True),), "sm_80") != key
+    assert build.cache_key(ops.ema.kernel, (("swap", True),), "sm_90") != key
+    monkeypatch.setattr(build, "_sources", lambda extra: b"another source")
+    assert build.cache_key(kernel, (("swap", True),), "sm_90") != key
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "_versions", lambda: "numba 0.0")
+    assert build.cache_key(kernel, (("swap", True),), "sm_90") != key
+    monkeypatch.undo()
+    monkeypatch.setattr(build, "LINK_OPTIONS", ("-lto",))
+    assert build.cache_key(kernel, (("swap", True),), "sm_90") != key
+
+
+def test_a_read_only_cache_is_no_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANGEOPS_CACHE_DIR", "/proc/none")
+    done = without_simulator("-c", CACHE)
+    assert done.returncode == 0 and int(done.stdout.split()[0]) > 1000

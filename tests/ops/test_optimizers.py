@@ -1,0 +1,262 @@
+"""Failures that others met: optimizer numerics and the EMA (S14 to S20, S24)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from plan import MemoryPlan, PlanConfig, Range
+from plan.scalars import BLOCK_FLOATS, ROW_FLOATS
+from rangeops import Arena, ops
+from rangeops.launch import coefficients
+from tests.helpers import get, put, raw_arena
+
+
+def one(optimizer, device="cpu", **options):
+    """Return an arena with one weight of four elements, and its parameter."""
+    plan = MemoryPlan(PlanConfig(optimizer, **options))
+    p = plan.parameter("w", "fc_weight", (4,))
+    return Arena(plan.finalize(), device=device), p
+
+
+def step(arena, name, **options):
+    ops.begin_step(arena)
+    getattr(ops, name)(arena, **options)
+    return float(arena.download("w")[0])
+
+
+@pytest.mark.parametrize("half", [None, "fp16", "bf16"])
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+def test_s14_zero_gradients_move_nothing(name, half, device):
+    arena, _ = one(name, device, half=half)
+    start = np.array([1, -2, 0.5, 0], np.float32)
+    arena["w"] = start
+    for _ in range(3):
+        step(arena, name, half_grad=half is not None, half_copy=half is not None)
+    np.testing.assert_array_equal(arena.download("w"), start)
+    assert arena.scalars.eps == np.float32(1e-8)
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-60])
+def test_s14_an_eps_that_is_zero_in_float32_is_refused(eps):
+    arena, _ = one("adamw")
+    with pytest.raises(ValueError, match="eps: got .* expected > 0 in float32"):
+        arena.scalars.eps = eps
+
+
+def test_s15_eps_stands_outside_the_root_after_the_correction(device):
+    arena, p = one("adamw", device)
+    arena["w"], arena[p.gradient] = 0.0, 1e-8
+    got = step(arena, "adamw")
+    assert got == pytest.approx(-5.0e-4, rel=1e-5)
+    assert arena.download(p.v)[0] == pytest.approx(1e-19, rel=1e-6)
+
+
+@pytest.mark.parametrize("lr", [0.0, 1e-45, 1e-38, 1e-20])
+@pytest.mark.parametrize("v", [0.0, 1.0])
+@pytest.mark.parametrize("m", [0.0, 0.1])
+def test_s16_tiny_learning_rates_give_no_nan(lr, v, m, device):
+    arena, p = one("adamw", device)
+    arena["w"], arena[p.m], arena[p.v] = 1.0, m, v
+    arena[p.gradient] = 0.5
+    arena.scalars.lr = lr
+    assert step(arena, "adamw") == 1.0
+    assert np.isfinite(arena.download(p.m)).all() and arena.download(p.m)[0] != np.float32(m)
+    assert arena.download(p.v)[0] != np.float32(v)
+
+
+def test_s17_the_first_step_is_step_one(device):
+    arena, p = one("adamw", device)
+    arena["w"], arena[p.gradient] = 1.0, 0.1
+    assert step(arena, "adamw") == pytest.approx(0.9990000001, rel=3e-7)
+    assert arena.scalars.step == 1
+
+
+@pytest.mark.parametrize("start", [2048, 16_777_216, 2**31 - 4])
+def test_s17_the_counter_counts_exactly(start, device):
+    arena, _ = one("adamw", device)
+    arena.scalars.step = start
+    ops.begin_step(arena)
+    ops.begin_step(arena)
+    assert arena.scalars.step == start + 2
+    block = get(arena, arena.plan.tensors["step.coefficients"].offset, 8)
+    if start > 2**20:
+        assert block[coefficients.INV_SQRT_BC2] == 1.0
+
+
+def test_s17_the_correction_at_step_1000():
+    arena, _ = one("adamw")
+    arena.scalars.step = 999
+    ops.begin_step(arena)
+    isb2 = get(arena, arena.plan.tensors["step.coefficients"].offset, 3)[2]
+    assert 1 / isb2**2 == pytest.approx(0.6323, abs=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "p0", "g", "want"),
+    [
+        ("nesterov", {"momentum": 0.9}, 1, 1, [0.81, 0.539, 0.1951]),
+        ("momentum", {"momentum": 0.9, "dampening": 0.5}, 1, 1, [0.9, 0.76, 0.584]),
+        ("sgd", {"weight_decay": 0.1}, 1, 0, [0.99, 0.9801]),
+        ("momentum", {"momentum": 0.9, "weight_decay": 0.1}, 2, 1, [1.88, 1.6532]),
+    ],
+)
+def test_s18_sgd_as_torch_does_it(name, values, p0, g, want, device):
+    arena, p = one("sgd" if name == "sgd" else "momentum", device)
+    arena["w"], arena[p.gradient] = float(p0), float(g)
+    arena.scalars.set(lr=0.1, **values)
+    assert [step(arena, name) for _ in want] == pytest.approx(want, rel=3e-7)
+
+
+def test_s19_no_contraction_and_no_flush_to_zero(device):
+    # p - lr*(g + wd*p) with lr*(..) = (1+2**-12)**2 and p = 1+2**-11: 0 without FMA.
+    arena, p = one("sgd", device)
+    a = 1 + 2.0**-12
+    arena["w"], arena[p.gradient] = 1 + 2.0**-11, a
+    arena.scalars.lr = a
+    assert step(arena, "sgd") == 0.0
+    # 1.1754944e-38 * 0.5 is subnormal and stays so.
+    arena["w"], arena[p.gradient] = 0.0, 1.1754944e-38
+    arena.scalars.lr = 0.5
+    step(arena, "sgd")
+    assert arena.download("w").view(np.uint32)[0] == 0x80400000
+    # A scale of 2**127 has a subnormal inverse.
+    arena["w"], arena[p.gradient] = 0.0, 2.0**127
+    arena.scalars.set(lr=1.0, loss_scale=2.0**127)
+    assert step(arena, "sgd") == -1.0
+
+
+def test_s20_decay_reaches_weights_only_and_frozen_tensors_keep_every_bit(device):
+    kinds = {"weight": "fc_weight", "bias": "fc_bias", "scale": "bn_weight",
+             "frozen": "fc_weight", "unused": "deep_conv"}  # fmt: skip
+    for name in ("adamw", "momentum"):
+        plan = MemoryPlan(PlanConfig(name, ema=True))
+        for key, kind in kinds.items():
+            plan.parameter(key, kind, (3,))
+        arena = Arena(plan.finalize(), device=device)
+        for key in kinds:
+            arena[key] = 1.0
+            arena[plan.parameters[key].m] = 1.0 if name == "momentum" else 0.0
+        arena.scalars.set(lr=0.1, weight_decay=0.1, momentum=0.0, step=1)
+        rows = [t.name for t in plan.weights()]
+        groups = arena.download("step.group_of_tensor")
+        for key in ("frozen", "unused"):
+            groups[rows.index(key)] = -1 - groups[rows.index(key)]
+        arena["step.group_of_tensor"] = groups
+        decay = {} if name == "adamw" else {"decay": "decoupled"}
+        ops.begin_step(arena)
+        getattr(ops, name)(arena, ema=True, **decay)
+        got = {key: float(arena.download(key)[0]) for key in kinds}
+        assert got == pytest.approx(
+            {"weight": 0.99, "bias": 1.0, "scale": 1.0, "frozen": 1.0, "unused": 1.0}, rel=1e-7
+        )
+        for key in ("frozen", "unused"):
+            q = plan.parameters[key]
+            assert got[key] == 1.0
+            assert (arena.download(q.m) == (1.0 if name == "momentum" else 0.0)).all()
+            assert (arena.download(q.ema) == 0.0).all()
+
+
+@pytest.mark.parametrize(
+    ("t", "decay"),
+    [(0, 0.1), (1, 0.181818), (10, 0.55), (100, 0.918182), (1000, 0.991089), (100_000, 0.9999)],
+)
+def test_s24_ema_warm_up_is_never_stored(t, decay, device):
+    arena, _ = one("adamw", device, ema=True)
+    arena.scalars.set(ema_decay=0.9999, step=t)
+    ops.begin_step(arena, ema_warmup=True)
+    block = get(arena, arena.plan.tensors["step.coefficients"].offset, 8)
+    assert 1 - block[coefficients.ONE_MINUS_EMA] == pytest.approx(decay, abs=1e-6)
+    assert arena.scalars.ema_decay == pytest.approx(0.9999, abs=1e-7)
+
+
+def test_s24_the_warm_up_never_falls():
+    arena, _ = one("adamw", ema=True)
+    arena.scalars.ema_decay = 0.999
+    last = 0.0
+    for _ in range(40):
+        ops.begin_step(arena, ema_warmup=True)
+        block = get(arena, arena.plan.tensors["step.coefficients"].offset, 8)
+        assert 1 - block[coefficients.ONE_MINUS_EMA] > last
+        last = 1 - block[coefficients.ONE_MINUS_EMA]
+
+
+def test_s24_switching_to_ema_and_back_restores_every_bit(device, rng):
+    arena, p = one("adamw", device, half="fp16", ema=True)
+    live, averaged = rng.standard_normal((2, 4)).astype(np.float32)
+    arena["w"], arena[p.ema] = live, averaged
+    ops.cast_fp32_to_fp16(arena)
+    ops.sema_switch(arena, swap=True, half_copy=True)
+    np.testing.assert_array_equal(arena.download("w"), averaged)
+    np.testing.assert_array_equal(arena.download(p.half_copy), averaged.astype(np.float16))
+    ops.sema_switch(arena, swap=True, half_copy=True)
+    np.testing.assert_array_equal(arena.download("w"), live)
+    np.testing.assert_array_equal(arena.download(p.ema), averaged)
+    np.testing.assert_array_equal(arena.download(p.half_copy), live.astype(np.float16))
+    ops.sema_switch(arena)
+    np.testing.assert_array_equal(arena.download("w"), averaged)
+
+
+def oracle(name, p, g, m, v, values, t):
+    """The optimizer in float64: torch's formulas."""
+    p, g, m, v = (x.astype(np.float64) for x in (p, g, m, v))
+    lr, wd = values["lr"], values["weight_decay"]
+    if name in ("sgd", "momentum", "nesterov"):
+        g = g + wd * p
+        if name == "sgd":
+            return p - lr * g, m, v
+        m = values["momentum"] * m + g
+        return p - lr * (m if name == "momentum" else g + values["momentum"] * m), m, v
+    b1, b2, eps = 0.9, 0.999, 1e-8
+    if name == "adam":
+        g = g + wd * p
+    m, v = b1 * m + (1 - b1) * g, b2 * v + (1 - b2) * g * g
+    p = p if name == "adam" else p * (1 - lr * wd)
+    denominator = np.sqrt(v) / math.sqrt(1 - b2**t) + eps
+    return p - lr / (1 - b1**t) * m / denominator, m, v
+
+
+@pytest.mark.parametrize("maximize", [False, True])
+@pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam", "adamw"])
+def test_twins_agree_with_float64_within_a_few_ulps(name, maximize, rng):
+    from tests.tolerance import UPDATE_ULPS, ulps
+
+    n = 1 << 16
+    arena = raw_arena(16 * n, "cpu")
+    p = rng.standard_normal(n, np.float32)
+    g = (rng.standard_normal(n) * 10.0 ** rng.uniform(-6, 1, n)).astype(np.float32)
+    m = (rng.standard_normal(n) * 1e-2).astype(np.float32)
+    v = (rng.standard_normal(n) ** 2 * 1e-3).astype(np.float32)
+    values = {"lr": 1e-3, "weight_decay": 0.01}
+    if name in ("momentum", "nesterov"):
+        values["momentum"] = 0.9
+    spans = {key: Range(4 * n * k, 4 * n) for k, key in enumerate("pgmv")}
+    for key, data in zip("pgmv", (p, g, m, v), strict=True):
+        put(arena, spans[key].base_offset, data)
+    op = getattr(ops, name)
+    used = {o.name for o in op.operands if not o.flag}
+    t = 7
+    launch = op.bind(arena, step=t, maximize=maximize, **values, **{k: spans[k] for k in used})
+    launch()
+    want = oracle(name, p, -g if maximize else g, m, v, values, t)
+    largest = np.maximum(np.abs(p), np.abs(want[0]))
+    got = get(arena, 0, n)
+    assert ulps(got, want[0], largest) <= UPDATE_ULPS
+    if "m" in used:
+        scale = np.maximum(np.abs(m), np.abs(g) + 0.01 * np.abs(p))
+        assert ulps(get(arena, 8 * n, n), want[1], scale) <= UPDATE_ULPS
+
+
+def test_rows_hold_what_the_groups_say():
+    plan = MemoryPlan(PlanConfig("adamw"))
+    plan.parameter("w", "fc_weight", (3,))
+    plan.parameter("b", "fc_bias", (3,))
+    arena = Arena(plan.finalize(), device="cpu")
+    arena.scalars.set(lr=0.5, weight_decay=0.25, beta1=0.5)
+    ops.begin_step(arena)
+    table = get(arena, plan.tensors["step.coefficients"].offset, BLOCK_FLOATS + 2 * ROW_FLOATS)
+    bias, weight = table[BLOCK_FLOATS:].reshape(2, ROW_FLOATS)[:, :6].tolist()
+    assert bias == [0.5, 1.0, 1.0, 0.0, 0.0, 1.0]
+    assert weight == [0.5, 1.0, 0.875, 0.25, 0.0, 1.0]

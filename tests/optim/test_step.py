@@ -1,0 +1,311 @@
+"""OptimizerStep, groups and graphs: fused equals unfused equals reference, over many steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plan import MemoryPlan, PlanConfig, PlanError
+from plan.models import mlp, plan_model
+from rangeops import REGISTRY, Arena, Groups, OptimizerStep, ops
+from rangeops.verify import fill_random
+from tests.helpers import HAVE_GPU, host_bytes, put, small_plan
+
+PLANNED = ("sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lion")
+
+
+def filled(name, device, half, ema=True, seed=5):
+    arena = Arena(small_plan(name, half=half, ema=ema), device=device)
+    fill_random(arena, seed)
+    arena.scalars.set(lr=0.01, weight_decay=0.1, ema_decay=0.9, loss_scale=64.0)
+    return arena
+
+
+def unfused_rest(arena, halves):
+    """EMA, half copy and clear, an op each."""
+    ops.ema(arena)
+    if halves:
+        ops.cast_fp32_to_fp16(arena)
+        ops.clear(arena, arena.plan.series_range("G", "weight", half=True))
+        ops.clear(arena, arena.plan.series_range("G", "bias"))
+    else:
+        ops.clear(arena, arena.plan.series_range("G"))
+
+
+HALVES = [None, "fp16", "bf16"] if HAVE_GPU else [None, "fp16"]
+"""bf16 where kernels run at speed; it differs by the two conversions, which test_every_op runs."""
+
+
+@pytest.mark.parametrize("half", HALVES)
+@pytest.mark.parametrize("name", PLANNED)
+def test_fused_equals_unfused(name, half, device):
+    """One fused launch gives the bytes of update, EMA, cast and clear one after the other."""
+    fused, apart = (filled(name, device, half) for _ in range(2))
+    for arena in (fused, apart):
+        groups = Groups(arena)
+        groups.add("fast", ["fc.*", "conv1.weight"], lr=4.0, weight_decay=0.5)
+        groups.freeze("conv2.weight")
+        if half is not None:  # the copies of frozen tensors are those of their weights
+            ops.cast_fp32_to_fp16(arena)
+        ops.begin_step(arena)
+    halves = half is not None
+    op = REGISTRY[name]
+    op(fused, half_grad=halves, half_copy=halves, ema=True, clear_grad=True)
+    op(apart, half_grad=halves)
+    unfused_rest(apart, halves)
+    np.testing.assert_array_equal(host_bytes(fused), host_bytes(apart))
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_fused_lamb_equals_unfused(half, device):
+    fused, apart = (filled("lamb", device, half) for _ in range(2))
+    halves = half is not None
+    for arena in (fused, apart):
+        Groups(arena).freeze("conv2.weight")
+        if halves:
+            ops.cast_fp32_to_fp16(arena)
+        ops.begin_step(arena)
+        ops.lamb_moments(arena, half_grad=halves, clear_grad=arena is fused)
+        ops.fold_norms(arena, of="lamb")
+        ops.trust_ratio(arena, kind="lamb")
+    ops.lamb(fused, half_copy=halves, ema=True)
+    ops.lamb(apart)
+    unfused_rest(apart, halves)
+    np.testing.assert_array_equal(host_bytes(fused), host_bytes(apart))
+
+
+@pytest.mark.parametrize("half", [None, "fp16"])
+def test_a_group_changes_by_upload_alone(half, device):
+    arena = filled("sgd", device, half)
+    step = OptimizerStep(arena, lr=1.0, weight_decay=0.0, loss_scale=1.0)
+    step.groups.add("one", "one.weight", lr=0.5)
+    p = arena.plan.parameters["one.weight"]
+    moved = []
+    for lr in (0.5, 0.25):
+        step.groups.set("one", lr=lr)
+        arena["one.weight"] = 0.0
+        arena[p.half_gradient if half else p.gradient] = 1.0
+        step()
+        moved.append(float(arena.download("one.weight")[0]))
+    assert moved == [-0.5, -0.25]
+
+
+def test_freezing_and_unfreezing():
+    groups = Groups(Arena(small_plan(), device="cpu"))
+    groups.freeze(lambda t: t.region.kind == "fc_weight")
+    assert groups.skipped == ("fc.weight", "empty.weight", "one.weight")
+    groups.freeze("one.weight")
+    groups.add("late", "fc.weight", lr=2.0)
+    assert groups.of("fc.weight") == "late" and "fc.weight" in groups.skipped
+    groups.unfreeze(["fc.*", "empty.weight"])
+    assert groups.skipped == ("one.weight",)
+    assert (groups.of("one.weight"), groups.of("fc.bias")) == ("decay", "no_decay")
+
+
+def test_refusals_of_groups_and_steps():
+    arena = Arena(small_plan(), device="cpu")
+    groups = Groups(arena)
+    before = host_bytes(arena)
+    for call, message in (
+        (lambda: groups.add("x", "nothing*"), "matches no parameter, expected at least one"),
+        (lambda: groups.add("decay", "*"), "got 'decay', expected a new name"),
+        (lambda: groups.set("x", lr=1.0), "got 'x', expected one of decay, no_decay"),
+        (lambda: groups.add("x", "*", lr=-1.0), "lr: got -1.0, expected >= 0"),
+        (lambda: groups.set("decay", weight_decay=float("nan")), "weight_decay: got nan"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    np.testing.assert_array_equal(host_bytes(arena), before)
+    with pytest.raises(PlanError, match="without trainable parameters, expected a plan for an opt"):
+        OptimizerStep(Arena(plan_model(mlp((2, 2)), PlanConfig("none")), device="cpu"))
+    with pytest.raises(PlanError, match="accumulate got True, the plan has no half gradients"):
+        OptimizerStep(Arena(plan_model(mlp((2, 2))), device="cpu"), accumulate=True)
+    with pytest.raises(TypeError, match="got 'trust_clip', expected one of"):
+        OptimizerStep(Arena(plan_model(mlp((2, 2))), device="cpu"), trust_clip=True)
+
+
+def scheduled(step, k):
+    """Change what may change between steps: lr every step, scale, group decay, EMA decay rarely."""
+    step.arena.scalars.lr = 1e-3 * (1 + k % 7)
+    if k % 100 == 50:
+        step.groups.set("fast", weight_decay=0.25 * (k % 3), lr=1.0 + k % 2)
+        step.arena.scalars.ema_decay = 0.9 + 0.001 * (k % 5)
+    if k == 700:
+        step.arena.scalars.loss_scale = 256.0
+
+
+def gradients(arena, rng, k):
+    """Write fresh half gradients; steps 1, 2 and 500 overflow."""
+    for p in arena.plan.parameters.values():
+        tensor = p.half_gradient or p.gradient
+        values = rng.standard_normal(tensor.shape).astype(np.float16 if p.half_gradient else "f4")
+        if k in (1, 2, 500) and p.name == "fc.weight":
+            values[0, 0] = np.inf
+        arena[tensor] = values
+
+
+def run_steps(arena, advance, count):
+    step = OptimizerStep(arena, weight_decay=0.01, loss_scale=1024.0, growth_interval=40)
+    step.groups.add("fast", "conv*", lr=2.0)
+    go = advance(step)
+    rng = np.random.default_rng(9)
+    for k in range(1, count + 1):
+        scheduled(step, k)
+        gradients(arena, rng, k)
+        go()
+    return host_bytes(arena)
+
+
+def eager(step):
+    return step
+
+
+def replayed(step):
+    return step.capture().replay
+
+
+def by_references(step):
+    def go():
+        for launch in step.launches:
+            kernel = launch.binding.op.kernel
+            kernel.reference(**launch.binding.flags)(*launch.arrays(), *launch.integers)
+
+    return go
+
+
+def test_many_steps_of_loops_equal_references():
+    """1,000 steps on the CPU, overflows included, against 1,000 steps of the references."""
+    loops, references = (
+        run_steps(Arena(small_plan(half="fp16", ema=True), device="cpu"), how, 1000)
+        for how in (eager, by_references)
+    )
+    np.testing.assert_array_equal(loops, references)
+
+
+@pytest.mark.gpu
+def test_a_thousand_replays_equal_eager_steps_and_references():
+    plan = small_plan(half="fp16", ema=True)
+    captured = run_steps(Arena(plan), replayed, 1000)
+    np.testing.assert_array_equal(captured, run_steps(Arena(plan), eager, 1000))
+    np.testing.assert_array_equal(
+        captured, run_steps(Arena(plan, device="cpu"), by_references, 1000)
+    )
+
+
+def test_a_few_steps_of_kernels_equal_references():
+    plan = small_plan(half="bf16", ema=True)
+    count = 20 if HAVE_GPU else 3
+    arenas = Arena(plan, device="cuda"), Arena(plan, device="cpu")
+    rng = np.random.default_rng(1)
+    steps = [OptimizerStep(a, lr=0.01, weight_decay=0.01, loss_scale=8.0) for a in arenas]
+    references = by_references(steps[1])
+    for k in range(count):
+        for p in plan.parameters.values():
+            bits = rng.integers(0x3C00, 0x4100, p.weight.numel, np.uint16)
+            for arena in arenas:
+                if p.half_gradient is not None:
+                    put(arena, p.half_gradient.offset, bits)
+                else:
+                    arena[p.gradient] = float(k)
+        steps[0](), references()
+    np.testing.assert_array_equal(host_bytes(arenas[0]), host_bytes(arenas[1]))
+
+
+def test_several_steps_and_own_work_in_one_capture(device):
+    arena = Arena(small_plan("sgd"), device=device)
+    step = OptimizerStep(arena, lr=0.5, clear_grad=False)
+    p = arena.plan.parameters["one.weight"]
+    seen = []
+
+    def own():
+        seen.append(1)
+        arena[p.gradient] = 1.0
+
+    graph = step.capture(steps=3, before=[own])
+    graph.replay()
+    graph.replay()
+    assert float(arena.download("one.weight")[0]) == -3.0
+    assert arena.scalars.step == 6 and seen
+
+
+def big_plan(name, half):
+    """Return a plan of 10 million parameters over several kinds, awkwardly sized."""
+    plan = MemoryPlan(PlanConfig(name, half=half, ema=True))
+    shapes = (("fc_bias", 1001), ("fc_weight", 4_000_001), ("first_conv", 999), ("deep_conv", 129))
+    for k, (kind, n) in enumerate((*shapes, ("deep_conv", 6_000_000))):
+        plan.parameter(f"t{k}", kind, (n,))
+    return plan.finalize()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("half", [None, "fp16", "bf16"])
+@pytest.mark.parametrize("name", [*PLANNED, "lamb"])
+def test_ten_million_fused_equals_unfused_equals_reference(name, half):
+    """Two steps at size, groups and a frozen tensor in it: fused, op by op, by references."""
+    import cupy
+
+    plan, halves = big_plan(name, half), half is not None
+    arenas = [Arena(plan), Arena(plan), Arena(plan, device="cpu")]
+    fill_random(arenas[2], 3)
+    for arena in arenas[:2]:
+        arena.memory[...] = cupy.asarray(arenas[2].memory)
+    options = {"lr": 0.01, "weight_decay": 0.1, "ema_decay": 0.9, "loss_scale": 64.0}
+    steps = [OptimizerStep(a, clip_norm=1e6, scaling=False, **options) for a in arenas]
+    apart = OptimizerStep(arenas[1], clip_norm=1e6, scaling=False, clear_grad=False)
+    for arena in arenas:
+        groups = Groups(arena)
+        groups.add("fast", ["t1", "t3"], lr=4.0, weight_decay=0.5)
+        groups.freeze("t2")
+        if halves:
+            ops.cast_fp32_to_fp16(arena)
+    plain = {"half_grad": halves} if name != "lamb" else {}
+    launches = [*apart.launches[:-1], REGISTRY[name].bind(arenas[1], **plain)]
+    references = by_references(steps[2])
+    for _ in range(2):
+        for launch in launches:
+            launch()
+        unfused_rest(arenas[1], halves)
+        steps[0](), references()
+    fused, unfused, reference = map(host_bytes, arenas)
+    assert arenas[0].scalars.step == 2
+    np.testing.assert_array_equal(fused, unfused)
+    np.testing.assert_array_equal(fused, reference)
+
+
+@pytest.mark.gpu
+def test_more_than_two_to_the_31_elements_in_one_range():
+    import cupy
+
+    from plan import Range
+
+    n = 2**31 + 4096
+    memory = cupy.empty(4 * n, cupy.uint8)
+    arena = Arena.wrap(memory)
+    values = memory.view(cupy.float32)
+    ops.clear(arena, Range(0, 4 * n))
+    assert not values[:: 2**20].any() and values[-1] == 0
+    values[-3:] = cupy.array([1.0, 2.0, cupy.nan], cupy.float32)
+    check = ops.check_nan.bind(arena, g=Range(0, 4 * n))
+    check()
+    assert check.scalars.found_inf == 1
+    assert check.scalars.first_nonfinite == (n - 1) // 128
+    half = cupy.zeros(2 * n + 4 * n, cupy.uint8)
+    both = Arena.wrap(half)
+    half[2 * n :].view(cupy.float32)[-2:] = cupy.array([0.5, -2.0], cupy.float32)
+    ops.cast_fp32_to_fp16(both, dst=Range(0, 2 * n), src=Range(2 * n, 4 * n))
+    tail = half[: 2 * n].view(cupy.float16)[-2:].get()
+    np.testing.assert_array_equal(tail, np.array([0.5, -2.0], np.float16))
+    del half, both
+    target = cupy.empty(8 * n, cupy.uint8)
+    target[4 * n :] = memory
+    ops.copy(Arena.wrap(target), dst=Range(0, 4 * n), src=Range(4 * n, 4 * n))
+    assert (target[: 4 * n : 2**16] == target[4 * n :: 2**16]).all()
+    assert (target[4 * n - 16 : 4 * n] == target[-16:]).all()
+    del target, memory, values
+    state = cupy.zeros(16 * n, cupy.uint8)
+    views = [state[4 * n * k : 4 * n * (k + 1)].view(cupy.float32) for k in range(4)]
+    views[0][-1], views[1][-1] = 1.0, 0.1
+    spans = {key: Range(4 * n * k, 4 * n) for k, key in enumerate("pgmv")}
+    ops.adamw(Arena.wrap(state), **spans, lr=1e-3, step=1)
+    assert float(views[0][-1]) == pytest.approx(0.999, rel=1e-6)
+    assert not views[0][:: 2**16].any()

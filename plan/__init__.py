@@ -5,7 +5,7 @@ from plan.dtensor import DTensor, DType, slot_bytes
 from plan.errors import PlanError
 from plan.memory_plan import MemoryPlan, Parameter, Range
 from plan.region import NUM_REGIONS, Region
-from plan.scalars import GRANULE
+from plan.scratch import GRANULE
 from plan.segments import Segments, segments
 from plan.serialize import digest, first_difference, from_json, to_json
 from plan.variants import finalize_variants

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from plan.dtensor import DTensor
-from plan.scalars import CHUNK_GRANULES, FOLD_CHUNKS, GRANULE
+from plan.scratch import CHUNK_GRANULES, FOLD_CHUNKS, GRANULE
 
 
 class Chunks(NamedTuple):

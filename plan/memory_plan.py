@@ -13,24 +13,11 @@ from plan import checks
 from plan.builder import Parameter, PlanBuilder
 from plan.chunks import sizes_of
 from plan.config import PlanConfig
-from plan.dtensor import DTensor, DType
+from plan.dtensor import DTensor
 from plan.errors import PlanError
 from plan.region import PARAMETER_KINDS, WEIGHT_KINDS, Region, series_region
-from plan.scalars import (
-    BLOCK_FLOATS,
-    FOLD_CHUNKS,
-    FP32_SCALARS,
-    GRANULE,
-    GROUP_FLOATS,
-    INT32_SCALARS,
-    MAX_GROUPS,
-    PARTIALS,
-    ROW_FLOATS,
-    SCRATCH,
-    SUM_ROWS,
-    fp32_index,
-    int32_index,
-)
+from plan.scalars import FP32_SCALARS, INT32_SCALARS, fp32_index, int32_index
+from plan.scratch import GRANULE, STATE, Counts
 
 __all__ = ["MemoryPlan", "Parameter", "Range"]
 
@@ -157,20 +144,9 @@ class MemoryPlan(PlanBuilder):
         if not weights:
             return
         granules = sum(t.slot_bytes for t in weights) // (4 * GRANULE)
-        chunks, folds = sizes_of(weights)
-        fp32, int32 = DType.FP32, DType.INT32
-        wanted: tuple[tuple[tuple[int, ...], DType], ...] = (
-            ((BLOCK_FLOATS + ROW_FLOATS * len(weights),), fp32),
-            ((MAX_GROUPS, GROUP_FLOATS), fp32),
-            ((len(weights),), int32),
-            ((granules,), int32),
-            ((chunks + 1,), int32),
-            ((folds + 1,), int32),
-            ((len(weights) + 1,), int32),
-            # Sums are float64: two FP32 elements each.
-            ((PARTIALS, chunks, 2), fp32),
-            ((SUM_ROWS, folds, 2), fp32),
-            ((-(-folds // FOLD_CHUNKS), 2), fp32),
-        )
-        for name, (shape, dtype) in zip(SCRATCH, wanted, strict=True):
-            self.alloc_temp(shape, dtype, name)
+        counts = Counts(len(weights), granules, *sizes_of(weights))
+        for state in STATE:
+            if state.tensor:
+                wide = (2,) if state.element == "f8" else ()
+                shape = (*state.shape(counts), *wide)
+                self.alloc(state.region, shape, state.tensor)

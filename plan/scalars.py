@@ -1,63 +1,11 @@
-"""What every plan has besides its tensors: granule, coefficient table and scalars.
+"""Every scalar that a plan has for the host and its kernels, with its value in a fresh arena.
 
 Scalar k of S_SCALAR_FP32 or S_SCALAR_INT32 lies k slots (128 elements) behind the region's start.
-The FP32 scalars that the device itself changes stand last, apart from those of the host, so that
+The scalars that the device itself changes stand last, apart from those of the host, so that
 one upload of neighbouring host scalars never overwrites them.
 """
 
 from __future__ import annotations
-
-GRANULE = 128
-"""Elements that one warp moves, four a thread; an FP32 slot is a whole number of them."""
-
-BLOCK_FLOATS = 16
-"""Floats of the coefficient block that all tensors share."""
-
-ROW_FLOATS = 8
-"""Floats of a tensor's coefficient row."""
-
-MAX_GROUPS = 64
-GROUP_FLOATS = 4
-"""A parameter group is a row of FP32 multipliers: lr, weight decay, adapt (0 or 1), one free."""
-
-CHUNK_GRANULES = 16
-"""Granules of one tensor that one warp sums, 8 KiB of FP32."""
-
-FOLD_CHUNKS = 512
-"""Chunk sums that one warp folds, 16 a lane."""
-
-SCRATCH = (
-    "step.coefficients",
-    "step.groups",
-    "step.group_of_tensor",
-    "step.segments",
-    "norm.chunks",
-    "norm.folds",
-    "norm.fold_of_tensor",
-    "norm.partials",
-    "norm.sums",
-    "norm.totals",
-)
-"""Temporaries that a plan with parameters makes for itself when it is finalized."""
-
-NORM_STRIDE = 128
-"""Elements between neighbouring tensors of the N series: the slot of its four floats."""
-
-PARTIALS = 3
-"""Sums that one pass makes of a chunk: for norms two, for a report three."""
-
-SUMS = {
-    "gradient": (0, 1, -1),
-    "lars": (0, 2, -1),
-    "lamb": (2, 2, -1),
-    "weight_report": (4, 3, 1),
-    "gradient_report": (7, 3, 1),
-}
-"""By what the pass before was for: first row of the fold sums, quantities, and which of them is a
-maximum (-1: none).  LARS has gradient and weight; LAMB direction and weight, in rows of its own,
-so that the gradient's stays."""
-
-SUM_ROWS = 10
 
 SCALAR_STRIDE = 128
 """Elements between neighbouring scalars: an FP32 or INT32 slot of one element is 512 bytes."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from plan.dtensor import DTensor
 from plan.memory_plan import MemoryPlan
 from plan.region import Region
-from plan.scalars import GRANULE
+from plan.scratch import GRANULE
 
 
 class Segments(NamedTuple):

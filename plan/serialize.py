@@ -12,7 +12,7 @@ from plan.dtensor import DType
 from plan.errors import PlanError
 from plan.memory_plan import MemoryPlan
 from plan.region import Region
-from plan.scalars import SCRATCH
+from plan.scratch import SCRATCH
 
 FORMAT = 1
 

@@ -1,7 +1,7 @@
 """The record of an op: what it reads and writes, and the three spellings of its kernel.
 
 Everything above reads these records: the generator, the launch machinery, the documentation, the
-tests.  This file imports nothing of the library.
+tests.  Of the library this file imports the plan's table of state alone.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from plan.scratch import STATE_OF
 
 
 @dataclass(frozen=True)
@@ -46,28 +48,6 @@ def updated(name: str, element: str, series: str = "", flag: str = "") -> Operan
 def written(name: str, element: str, series: str = "", flag: str = "") -> Operand:
     """Declare a range that is written without being read."""
     return Operand(name, element, "written", series, flag)
-
-
-STATE = {
-    "c": "f4",
-    "s": "f4",
-    "k": "i4",
-    "segments": "i4",
-    "groups": "f4",
-    "group_of": "i4",
-    "result": "f4",
-    "accumulated": "f4",
-    "chunks": "i4",
-    "folds": "i4",
-    "fold_of": "i4",
-    "partials": "f8",
-    "sums": "f8",
-    "totals": "f8",
-    "norms": "f4",
-}
-"""What a kernel may read of the plan's own state: coefficients, FP32 and INT32 scalars, the
-granule table, group multipliers, group of each tensor, result and accumulated-result scalars,
-the tables and sums of the norms (``plan.chunks``), the N series."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,4 +138,4 @@ class OpSpec:
 
 def arguments_of(operands: tuple[Operand, ...], *state: str) -> tuple[tuple[str, str], ...]:
     """Return a kernel's pointer arguments: the operands', then the named parts of the state."""
-    return (*((o.name, o.element) for o in operands), *((name, STATE[name]) for name in state))
+    return (*((o.name, o.element) for o in operands), *((name, STATE_OF[name].element) for name in state))

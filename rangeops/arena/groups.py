@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from plan import DTensor, PlanError
-from plan.scalars import GROUP_FLOATS, MAX_GROUPS
+from plan.scratch import GROUP_FLOATS, MAX_GROUPS
 from rangeops.arena.scalars import check
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from numba import float32, float64, int32, int64, njit, types, uint16, uint32
 from numba.extending import intrinsic
 from numba.np import arrayobj
 
-from plan.scalars import CHUNK_GRANULES, GRANULE
+from plan.scratch import CHUNK_GRANULES, GRANULE
 from rangeops.kernels.half import bf16_rules, fp16_rules
 
 __all__ = ["device", "float32", "float64", "half", "int32", "int64", "sqrt", "uint16", "uint32"]

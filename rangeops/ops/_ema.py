@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import BLOCK_FLOATS, GRANULE, ROW_FLOATS
+from plan.scratch import BLOCK_FLOATS, GRANULE, ROW_FLOATS
 from rangeops.kernels.spec import Kernel, arguments_of, half_where_used, read, updated, written
 from rangeops.launch.coefficients import ONE_MINUS_EMA, SKIP
 from rangeops.launch.op import range_op

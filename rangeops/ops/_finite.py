@@ -20,7 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import GRANULE, fp32_index, int32_index
+from plan.scalars import fp32_index, int32_index
+from plan.scratch import GRANULE
 from rangeops.kernels.spec import HALF_GRAD, Kernel, arguments_of, half_where_used, updated
 from rangeops.launch.op import range_op
 from rangeops.ops._cast import from_half, to_half

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import FOLD_CHUNKS, SUM_ROWS, SUMS
+from plan.scratch import FOLD_CHUNKS, SUM_ROWS, SUMS
 from rangeops.kernels.spec import Kernel, arguments_of
 from rangeops.launch.op import range_op
 from rangeops.ops import _reduce

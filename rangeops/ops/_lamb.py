@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import BLOCK_FLOATS, GRANULE, ROW_FLOATS
+from plan.scratch import BLOCK_FLOATS, GRANULE, ROW_FLOATS
 from rangeops.kernels.spec import HALF_GRAD, Kernel, arguments_of, half_where_used, read, updated
 from rangeops.launch.coefficients import (
     BETA1,

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import GRANULE, SUMS, int32_index
+from plan.scalars import int32_index
+from plan.scratch import GRANULE, SUMS
 from rangeops.arena.arena import Arena
 from rangeops.kernels.spec import HALF_GRAD, Kernel, arguments_of, half_where_used, read
 from rangeops.launch.op import range_op

@@ -19,16 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import (
-    BLOCK_FLOATS,
-    GROUP_FLOATS,
-    NORM_STRIDE,
-    ROW_FLOATS,
-    SUM_ROWS,
-    SUMS,
-    fp32_index,
-    int32_index,
-)
+from plan.scalars import fp32_index, int32_index
+from plan.scratch import BLOCK_FLOATS, GROUP_FLOATS, NORM_STRIDE, ROW_FLOATS, SUM_ROWS, SUMS
 from rangeops.kernels.spec import Kernel, arguments_of
 from rangeops.launch import coefficients as at
 from rangeops.launch.op import range_op

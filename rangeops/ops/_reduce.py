@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import CHUNK_GRANULES, FOLD_CHUNKS, GRANULE
+from plan.scratch import CHUNK_GRANULES, FOLD_CHUNKS, GRANULE
 from rangeops.ops._cast import from_half
 
 LANES = 32

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import GRANULE
+from plan.scratch import GRANULE
 from rangeops.kernels.spec import HALF_GRAD, Kernel, arguments_of, half_where_used, read
 from rangeops.launch.op import range_op
 from rangeops.ops import _reduce

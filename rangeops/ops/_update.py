@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import BLOCK_FLOATS, GRANULE, ROW_FLOATS, int32_index
+from plan.scalars import int32_index
+from plan.scratch import BLOCK_FLOATS, GRANULE, ROW_FLOATS
 from rangeops.launch.coefficients import GRAD, ONE_MINUS_EMA, SKIP
 from rangeops.ops._cast import from_half, to_half
 

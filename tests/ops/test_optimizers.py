@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plan import MemoryPlan, PlanConfig, Range
-from plan.scalars import BLOCK_FLOATS, ROW_FLOATS
+from plan.scratch import BLOCK_FLOATS, ROW_FLOATS
 from rangeops import Arena, ops
 from rangeops.launch import coefficients
 from tests.helpers import get, put, raw_arena

@@ -1,22 +1,15 @@
-"""Numba -> LTO-IR -> nvJitLink -> cubin, kept on disk by content.
+"""Numba -> LTO-IR -> nvJitLink -> cubin, or numba -> object code of a CPU; kept by content.
 
-The key of a cubin is a hash of all kernel sources of this package, the kernel's name and flags,
-the architecture, the link options and the versions of the tools: whatever could change the code
-changes the key, so nothing stale is ever loaded.  A warm start reads the cubin and imports
-neither numba nor a linker.
+A warm start reads the code from the disk and imports neither numba nor a linker.
 """
 
 from __future__ import annotations
 
-import hashlib
-import inspect
-import os
 import struct
-import tempfile
 from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from rangeops.kernels.cache import cached, key_of
 
 if TYPE_CHECKING:
     from rangeops.kernels.spec import Kernel
@@ -24,47 +17,17 @@ if TYPE_CHECKING:
 LINK_OPTIONS = ("-lto", "-fma=0", "-Xptxas=-v")
 """-fma=0 is what makes kernels equal NumPy to the bit; it costs no speed (H200)."""
 
-_TOOLS = ("numba", "numba-cuda", "llvmlite", "nvidia-nvjitlink", "nvidia-nvjitlink-cu12")
-
 Flags = tuple[tuple[str, Any], ...]
-
-
-def cache_directory() -> Path:
-    """Return where cubins are kept: RANGEOPS_CACHE_DIR, else the user's cache directory."""
-    own = os.environ.get("RANGEOPS_CACHE_DIR")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own) if own else Path(base) / "rangeops"
-
-
-@cache
-def _versions() -> str:
-    found = []
-    for tool in _TOOLS:
-        try:
-            found.append(f"{tool} {metadata.version(tool)}")
-        except metadata.PackageNotFoundError:
-            continue
-    return "; ".join(found)
-
-
-@cache
-def _sources(extra: str) -> bytes:
-    """Return a hash of every source that can reach a kernel; ``extra`` is the op's own file."""
-    package = Path(__file__).parents[1]
-    files = sorted({*package.rglob("*.py"), Path(extra)})
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.read_bytes())
-    return digest.digest()
+"""The compile-time choices of a variant, sorted by name."""
 
 
 def cache_key(kernel: Kernel, flags: Flags, arch: str) -> str:
-    """Return the content key of one kernel variant for one architecture."""
-    own = inspect.getsourcefile(kernel.gpu) or __file__
-    text = repr((kernel.name, kernel.arguments, kernel.integers, flags, arch, LINK_OPTIONS))
-    digest = hashlib.sha256(_sources(own))
-    digest.update(f"{text}{_versions()}".encode())
-    return digest.hexdigest()
+    """Return the content key of one kernel variant for one GPU architecture.
+
+    Ops that share a Kernel share its code: no op's name is part of the key.
+    """
+    facts = (kernel.name, kernel.arguments, kernel.integers, flags, arch, LINK_OPTIONS)
+    return key_of(kernel.gpu, *facts)
 
 
 @cache
@@ -100,27 +63,8 @@ def link(code: bytes, arch: str, ptx: bool = False) -> tuple[bytes, str]:
 
 def cubin(kernel: Kernel, flags: Flags, arch: str) -> bytes:
     """Return the cubin of a kernel variant, from the disk cache or built now."""
-    file = cache_directory() / f"{cache_key(kernel, flags, arch)}.cubin"
-    try:
-        stored = file.read_bytes()
-    except OSError:
-        stored = b""
-    if stored[:32] == hashlib.sha256(stored[32:]).digest():
-        return stored[32:]
-    code, _ = link(ltoir(kernel, flags), arch)
-    _store(file, hashlib.sha256(code).digest() + code)
-    return code
-
-
-def _store(file: Path, content: bytes) -> None:
-    """Write a cache file in one move, so that a reader sees all of it or none."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, delete=False) as out:
-            out.write(content)
-        os.replace(out.name, file)
-    except OSError:
-        return  # a read-only cache directory costs the next process time, nothing else
+    key = cache_key(kernel, flags, arch)
+    return cached("cubin", key, lambda: link(ltoir(kernel, flags), arch)[0])
 
 
 def entry_name(code: bytes) -> str:

@@ -55,17 +55,17 @@ def test_the_disk_cache_is_warm_without_numba_and_survives_damage(tmp_path, monk
 
 def test_the_cache_key_follows_sources_flags_and_architecture(monkeypatch):
     from rangeops import ops
-    from rangeops.kernels import build
+    from rangeops.kernels import build, cache
 
     kernel = ops.sema_switch.kernel
     key = build.cache_key(kernel, (("swap", True),), "sm_90")
     assert build.cache_key(kernel, (("swap", False),), "sm_90") != key
     assert build.cache_key(kernel, (("swap", True),), "sm_80") != key
     assert build.cache_key(ops.ema.kernel, (("swap", True),), "sm_90") != key
-    monkeypatch.setattr(build, "_sources", lambda extra: b"another source")
+    monkeypatch.setattr(cache, "package_sources", lambda: b"another source")
     assert build.cache_key(kernel, (("swap", True),), "sm_90") != key
     monkeypatch.undo()
-    monkeypatch.setattr(build, "_versions", lambda: "numba 0.0")
+    monkeypatch.setattr(cache, "versions", lambda: "numba 0.0")
     assert build.cache_key(kernel, (("swap", True),), "sm_90") != key
     monkeypatch.undo()
     monkeypatch.setattr(build, "LINK_OPTIONS", ("-lto",))

@@ -18,7 +18,7 @@ from plan import MemoryPlan, Range
 from rangeops.arena.arena import Arena
 from rangeops.launch.launch import BoundLaunch
 from rangeops.launch.op import REGISTRY, RangeOp
-from rangeops.ops._cast import to_half
+from rangeops.kernels.half import to_half
 
 FP32_SERIES = "WGMVE"
 
@@ -93,10 +93,10 @@ def locate(plan: MemoryPlan | None, name: str, span: Range, index: int, itemsize
 
 def check(launch: BoundLaunch) -> Verdict:
     """Run a launch and its reference from the same memory and compare all that both were given."""
-    made = launch.binding
-    kernel = made.op.kernel
+    binding = launch.binding
+    kernel = binding.op.kernel
     want = launch.arrays(download=True)
-    made_reference = kernel.reference(**made.flags)
+    made_reference = kernel.reference(**binding.flags)
     start = time.perf_counter()
     if launch.count:
         made_reference(*want, *launch.integers)
@@ -104,9 +104,9 @@ def check(launch: BoundLaunch) -> Verdict:
     got = launch.arrays(download=True)
     difference = None
     for (name, element), one, two in zip(kernel.arguments, got, want, strict=True):
-        wrong = differing(one, two, element, made.flags.get("half"))
+        wrong = differing(one, two, element, binding.flags.get("half"))
         if wrong.size and difference is None:
-            owner, span = made.place(name)
+            owner, span = binding.locate(name)
             assert span is not None
             where = locate(owner.plan, name, span, int(wrong[0]), one.itemsize)
             difference = (
@@ -114,12 +114,14 @@ def check(launch: BoundLaunch) -> Verdict:
                 f"{wrong.size} of {one.size} elements differ"
             )
     seconds = time.perf_counter() - start
-    return Verdict(made.op.name, dict(made.flags), launch.count, difference, seconds)
+    return Verdict(binding.op.name, dict(binding.flags), launch.count, difference, seconds)
 
 
 def planned_variants(op: RangeOp, plan: MemoryPlan) -> Iterator[dict[str, Any]]:
     """Yield the arguments of every variant of ``op`` that ``plan`` has regions for."""
     if "norms" in dict(op.kernel.arguments) and "N" not in plan.config.kind.series:
+        return
+    if op.settings is not None and op.name != plan.config.kind.label:
         return
     for flags in op.variants():
         active = [o for o in op.operands if not o.flag or flags[o.flag]]

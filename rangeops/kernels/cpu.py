@@ -1,48 +1,62 @@
-"""The loop vocabulary of the CPU arena: numba.njit rules, run over all cores.
+"""The loop vocabulary of the CPU arena: numba.njit rules over raw pointers, compiled to objects.
 
-A loop is a function ``loop(*arrays, *integers, start, stop)`` over elements ``start .. stop-1``;
-``run`` gives every core a piece whose borders are whole granules; threads call the compiled loop
-with the GIL released, so that a loop is plain serial code and needs no ``prange``.
+A loop is a function ``loop(*pointers, *integers, start, stop)`` over items ``start .. stop-1``.
+A pointer is indexed by any int64 and knows no size, as on the GPU: no wrap-around, no slices.  A
+loop allocates nothing and raises nothing, so its machine code needs neither Python nor numba, and
+``rangeops.device`` loads and runs it without them.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from types import FunctionType, ModuleType
 
-import numpy as np
+import llvmlite.binding as llvm
 from llvmlite import ir
-from numba import float32, float64, int32, int64, njit, types, uint16, uint32
+from numba import float32, float64, int32, int64, njit, types, uint8, uint16, uint32
+from numba.core import cgutils
 from numba.extending import intrinsic
-from numba.np import arrayobj
 
-from plan.scratch import CHUNK_GRANULES, GRANULE
 from rangeops.kernels.half import bf16_rules, fp16_rules
 
-__all__ = ["device", "float32", "float64", "half", "int32", "int64", "sqrt", "uint16", "uint32"]
+WORDS = (
+    "at", "atomic_min", "bits_float", "float32", "float64", "float_bits", "int32", "int64",
+    "local", "sqrt", "uint8", "uint16", "uint32",
+)  # fmt: skip
+"""The names that generated loops may use."""
 
-PIECE = 1 << 14
-"""Elements a further thread has to get: below, handing over costs more than it brings."""
+_POINTED = {"u1": uint8, "u2": uint16, "u4": uint32, "i4": int32, "f4": float32, "f8": float64}
 
-CHUNK = CHUNK_GRANULES * GRANULE
+_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
 
-_ARRAYS = {
-    "u1": types.uint8,
-    "u2": types.uint16,
-    "u4": types.uint32,
-    "i4": types.int32,
-    "f4": types.float32,
-    "f8": types.float64,
-}
 
-sqrt = math.sqrt
+@intrinsic
+def sqrt(typingctx, value):
+    """Return the square root as LLVM's own operation; ``math.sqrt`` would call the C library."""
+
+    def codegen(context, builder, sig, args):
+        kind = args[0].type
+        root = builder.module.declare_intrinsic("llvm.sqrt", [kind])
+        return builder.call(root, args)
+
+    return value(value), codegen
+
+
+_MATH = ModuleType("math")
+_MATH.sqrt = sqrt
 
 
 def device(function):
-    """Return ``function`` as loops call it: inlined, NumPy's division, no contraction."""
-    return njit(inline="always", error_model="numpy")(function)
+    """Return ``function`` as loops call it: inlined, NumPy's division, no contraction.
+
+    A rule's ``math`` is the few functions of it that need nothing from outside.
+    """
+    if function.__globals__.get("math") is math:
+        space = function.__globals__ | {"math": _MATH}
+        function = FunctionType(
+            function.__code__, space, function.__name__, None, function.__closure__
+        )
+    return njit(inline="always", **_OPTIONS)(function)
 
 
 @intrinsic
@@ -52,7 +66,7 @@ def float_bits(typingctx, value):
     def codegen(context, builder, sig, args):
         return builder.bitcast(args[0], ir.IntType(32))
 
-    return types.uint32(types.float32), codegen
+    return uint32(float32), codegen
 
 
 @intrinsic
@@ -62,58 +76,99 @@ def bits_float(typingctx, value):
     def codegen(context, builder, sig, args):
         return builder.bitcast(args[0], ir.FloatType())
 
-    return types.float32(types.uint32), codegen
+    return float32(uint32), codegen
 
 
 @intrinsic
-def atomic_min(typingctx, array, index, value):
-    """Lower the int32 ``array[index]`` to ``value``; loops of several cores may meet there."""
+def atomic_min(typingctx, pointer, index, value):
+    """Lower the int32 ``pointer[index]`` to ``value``; loops of several cores may meet there."""
 
     def codegen(context, builder, sig, args):
-        data = arrayobj.make_array(sig.args[0])(context, builder, args[0]).data
-        return builder.atomic_rmw("min", builder.gep(data, [args[1]]), args[2], "monotonic")
+        place = builder.gep(args[0], [args[1]])
+        return builder.atomic_rmw("min", place, args[2], "monotonic")
 
-    return types.int32(array, types.int64, types.int32), codegen
+    return int32(types.CPointer(int32), int64, int32), codegen
 
 
-_SCALE, _MAGIC = np.uint32(239 << 23).view(np.float32), np.uint32(126 << 23).view(np.float32)
+@intrinsic
+def at(typingctx, pointer, index):
+    """Return the pointer to element ``index``."""
+
+    def codegen(context, builder, sig, args):
+        return builder.gep(args[0], [args[1]])
+
+    return pointer(pointer, int64), codegen
+
+
+@intrinsic(prefer_literal=True)
+def local(typingctx, count, dtype):
+    """Return a pointer to ``count`` (a constant) elements of scratch on the stack, not cleared."""
+    size = count.literal_value
+    element = dtype.instance_type
+
+    def codegen(context, builder, sig, args):
+        array = ir.ArrayType(context.get_value_type(element), size)
+        slot = cgutils.alloca_once(builder, array)
+        slot.align = 64
+        return builder.bitcast(slot, context.get_value_type(sig.return_type))
+
+    return types.CPointer(element)(count, dtype), codegen
 
 
 def half(dtype):
     """Return (widen, narrow) of a half format: uint16 -> float32 and back, nearest even."""
-    if dtype == "bf16":
-        rules = bf16_rules(uint16, uint32, float_bits, bits_float)
-    else:
-        rules = fp16_rules(uint16, uint32, float_bits, bits_float, float32, _SCALE, _MAGIC)
+    words = uint16, uint32, float_bits, bits_float
+    rules = bf16_rules(*words) if dtype == "bf16" else fp16_rules(*words, float32)
     return tuple(device(rule) for rule in rules)
 
 
-def compile_loop(function, pointers, integers):
-    """Compile a loop for the given element types and number of int64 arguments."""
-    compiled = njit(nogil=True, error_model="numpy")(function)
-    arrays = [types.Array(_ARRAYS[t], 1, "C") for t in pointers]
-    compiled.compile(types.void(*arrays, *[types.int64] * (integers + 2)))
-    return compiled
+def target_machine():
+    """Return LLVM's compiler for this CPU."""
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    target = llvm.Target.from_triple(llvm.get_process_triple())
+    return target.create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="default",
+        codemodel="jitdefault",
+        jit=True,
+    )
 
 
-@cache
-def _pool():
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return ThreadPoolExecutor(cores), cores
+def compile_loop(function, pointers, integers, entry):
+    """Return the machine code (an object file) of a loop, whose one function is named ``entry``.
 
+    It is called as ``int32 f(void*, void*, pointers..., int64..., start, stop)``; the first two
+    are numba's places for a result and an exception, and are not used.
 
-def run(compiled, arguments, count, unit):
-    """Run a compiled loop over ``count`` items on all cores, a piece being whole units.
+    Raises:
+        ValueError: the loop needs something from outside, an allocation or an exception.
 
-    ``unit`` is 128 for elements, 1 for chunks (of 2,048 elements), 0 for one piece.
     """
-    pool, cores = _pool()
-    pieces = min(cores, count * (CHUNK if unit == 1 else 1) // PIECE) if unit else 1
-    if pieces <= 1:
-        compiled(*arguments, 0, count)
-        return
-    step = -(-count // (pieces * unit)) * unit
-    borders = range(0, count, step)
-    jobs = [pool.submit(compiled, *arguments, b, min(count, b + step)) for b in borders]
-    for job in jobs:
-        job.result()
+    compiled = njit(**_OPTIONS)(function)
+    signature = (*(types.CPointer(_POINTED[t]) for t in pointers), *[int64] * (integers + 2))
+    compiled.compile(types.void(*signature))
+    native = compiled.overloads[signature].fndesc.llvm_func_name
+    module = llvm.parse_assembly(compiled.inspect_llvm(signature))
+    for part in (*module.functions, *module.global_variables):
+        if not part.is_declaration and part.name != native:
+            part.linkage = "internal"
+    module.get_function(native).name = entry
+    machine = target_machine()
+    passes = llvm.create_new_module_pass_manager()
+    passes.add_global_dead_code_eliminate_pass()
+    passes.add_strip_dead_prototype_pass()
+    passes.run(module, llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options()))
+    outside = [
+        part.name
+        for part in (*module.functions, *module.global_variables)
+        if part.is_declaration and not part.name.startswith("llvm.")
+    ]
+    if outside:
+        raise ValueError(
+            f"{function.__name__}: the loop needs {', '.join(outside)}, expected nothing from "
+            "outside; allocate nothing and raise nothing in it"
+        )
+    return machine.emit_object(module)

@@ -25,6 +25,8 @@ class Operand:
         series: letter of the plan's series that is taken when no range is given; "" if the
             caller has to give one.
         flag: the op's flag without which the operand does not exist; "" if it always does.
+        instead_of: the FP32 operand whose elements this half one has from ``half_start`` on.
+        copy_of: the FP32 operand of which this half one is a copy from ``half_start`` on.
 
     """
 
@@ -33,21 +35,28 @@ class Operand:
     role: str
     series: str = ""
     flag: str = ""
+    instead_of: str = ""
+    copy_of: str = ""
+
+    @property
+    def from_half_start(self) -> bool:
+        """Whether its first element belongs to element ``half_start`` of the others."""
+        return bool(self.instead_of or self.copy_of)
 
 
-def read(name: str, element: str, series: str = "", flag: str = "") -> Operand:
+def read(name: str, element: str, series: str = "", flag: str = "", **more: str) -> Operand:
     """Declare a range that is only read."""
-    return Operand(name, element, "read", series, flag)
+    return Operand(name, element, "read", series, flag, **more)
 
 
-def updated(name: str, element: str, series: str = "", flag: str = "") -> Operand:
+def updated(name: str, element: str, series: str = "", flag: str = "", **more: str) -> Operand:
     """Declare a range that is read and written."""
-    return Operand(name, element, "updated", series, flag)
+    return Operand(name, element, "updated", series, flag, **more)
 
 
-def written(name: str, element: str, series: str = "", flag: str = "") -> Operand:
+def written(name: str, element: str, series: str = "", flag: str = "", **more: str) -> Operand:
     """Declare a range that is written without being read."""
-    return Operand(name, element, "written", series, flag)
+    return Operand(name, element, "written", series, flag, **more)
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +77,7 @@ class Kernel:
         count: "n", "tensors", "chunks", "folds", "totals" or "one": over what threads are spread;
             of chunks, folds and totals a whole warp takes one.
         serial: the CPU loop has to see all elements in one call.
+        operands: the ranges among the arguments, where the kernel was made from them.
 
     """
 
@@ -80,6 +90,7 @@ class Kernel:
     per_thread: int = 4
     count: str = "n"
     serial: bool = False
+    operands: tuple[Operand, ...] = ()
 
     @property
     def pointers(self) -> tuple[str, ...]:
@@ -113,6 +124,10 @@ class OpSpec:
         options: bits of one integer argument, which choose at run time.
         elementwise: whether every element is computed from the same elements of the ranges.
         valid: whether a combination of flags makes a kernel of its own.
+        settings: of an optimizer, the options that it wants by its nature; else None.
+        scalars: FP32 scalars of the op's own with their initial values; the kernel takes each as
+            an argument "scalar.<name>".
+        source: where the formula comes from: papers, with equation.
 
     """
 
@@ -127,6 +142,9 @@ class OpSpec:
     options: tuple[str, ...] = ()
     elementwise: bool = True
     valid: Callable[[Mapping[str, Any]], bool] = lambda flags: True
+    settings: Mapping[str, bool] | None = None
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
 
     def variants(self) -> Iterator[dict[str, Any]]:
         """Yield every combination of compile-time flags that makes a kernel of its own."""
@@ -138,4 +156,7 @@ class OpSpec:
 
 def arguments_of(operands: tuple[Operand, ...], *state: str) -> tuple[tuple[str, str], ...]:
     """Return a kernel's pointer arguments: the operands', then the named parts of the state."""
-    return (*((o.name, o.element) for o in operands), *((name, STATE_OF[name].element) for name in state))
+    return (
+        *((o.name, o.element) for o in operands),
+        *((name, STATE_OF[name].element) for name in state),
+    )

@@ -10,14 +10,13 @@ from rangeops.ops._finite import check_nan
 from rangeops.ops._fold import fold_norms, total_norm
 from rangeops.ops._gradients import accumulate_grad, unscale
 from rangeops.ops._lamb import lamb, lamb_moments
-from rangeops.ops._lars import lars
 from rangeops.ops._lion import lion
 from rangeops.ops._memory import clear, copy
 from rangeops.ops._metrics import accumulate_metrics, read_metrics
 from rangeops.ops._norms import grad_norm, read_norms, read_sums
 from rangeops.ops._ratio import trust_ratio
 from rangeops.ops._scaling import grad_scaling
-from rangeops.ops._sgd import momentum, nesterov, sgd
+from rangeops.ops._sgd import lars, momentum, nesterov, sgd
 from rangeops.ops._stats import tensor_stats
 
 __all__ = [

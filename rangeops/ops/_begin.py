@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from plan.scalars import fp32_index, int32_index
-from plan.scratch import BLOCK_FLOATS, GROUP_FLOATS, ROW_FLOATS
-from rangeops.kernels.spec import Kernel, arguments_of
+from plan.scratch import BLOCK, BLOCK_FLOATS, GROUP_FLOATS, ROW, ROW_FLOATS, row_index
+from rangeops.kernels.shells import per_tensor
 from rangeops.launch import coefficients as at
 from rangeops.launch.op import range_op
 from rangeops.ops._scaling import scaling_body, scaling_reference
@@ -34,60 +34,84 @@ STEP, FOUND_INF, SKIP_STEP = (
     int32_index("found_inf"),
     int32_index("skip_step"),
 )
-SKIPPED, TICKET = int32_index("skipped_steps"), int32_index("ticket")
+SKIPPED = int32_index("skipped_steps")
 POISONED = int32_index("poisoned")
 FIRST, LATCHED = int32_index("first_nonfinite"), int32_index("nonfinite_granule")
 NONE_FOUND = 2**31 - 1
+(
+    ROW_LR, ROW_STEP_SIZE, ROW_KEEP, ROW_DECAY, ROW_SKIP, ROW_RATIO, ROW_SCALE, ROW_RATE,
+) = map(row_index, ROW)  # fmt: skip
 
 
-def _parts(x: Any) -> Any:
-    """Return (norm, block, row writer, counters) compiled for a vocabulary."""
-    block, row = at.rules(x)
-    int64, int32, float32, float64, sqrt = x.int64, x.int32, x.float32, x.float64, x.sqrt
+def _prepare(x: Any) -> Any:
+    """Return ``prepare``: (found, norm, bc1, block) from the scalars, for all rows."""
+    block = at.block_rule(x)
+    int64, float64, sqrt = x.int64, x.float64, x.sqrt
 
-    def global_norm(s, totals, count, options):
+    def prepare(s, k, c, groups, group_of, totals, options, tensors, sums):
         total = float64(0.0)
         if options & at.GLOBAL_NORM:
-            for j in range(count):
+            for j in range(sums):
                 total = total + totals[j]
-        return sqrt(total) / (float64(s[GRAD_SCALE]) * float64(s[RANKS]))
-
-    def evaluate(s, k, norm, options):
+        norm = sqrt(total) / (float64(s[GRAD_SCALE]) * float64(s[RANKS]))
         scalars = (
             s[OMB1], s[OMB2], s[GRAD_SCALE], s[RANKS], s[EMA], s[MOMENTUM], s[DAMPENING],
             s[BETA1], s[EPS],
         )  # fmt: skip
-        return block(scalars, int64(k[STEP]) + int64(1), norm, s[CLIP_NORM], options)
+        step = int64(k[STEP]) + int64(1)
+        bc1, filled = block(scalars, step, norm, s[CLIP_NORM], options)
+        return k[FOUND_INF] | k[POISONED], norm, bc1, filled
 
-    def write_block(c, filled):
+    return x.device(prepare)
+
+
+def _row(x: Any) -> Any:
+    """Return ``row``: a tensor's coefficients, and the block's by the first one."""
+    rule, int64, int32, float32 = at.row_rule(x), x.int64, x.int32, x.float32
+
+    def block(c, filled):
         c[0], c[1], c[2], c[3] = filled[0], filled[1], filled[2], filled[3]
         c[4], c[5], c[6], c[7] = filled[4], filled[5], filled[6], filled[7]
         c[8], c[9], c[10], c[11] = filled[8], filled[9], filled[10], filled[11]
-        c[12], c[13] = filled[12], filled[13]
+        c[12] = filled[12]
 
-    def write_row(i, s, c, groups, group_of, bc1, options):
+    block = x.device(block)
+
+    def row(i, shared, s, k, c, groups, group_of, totals, options, tensors, sums):
+        found, _, bc1, filled = shared
+        if found != 0:
+            return
+        if i == 0:
+            block(c, filled)
         group = group_of[i]
         skip = float32(0)
         if group < 0:
             skip = float32(1)
             group = int32(-1 - group)
         g = int64(GROUP_FLOATS) * int64(group)
-        rate, step_size, keep, decay, scale, outside = row(
+        rate, step_size, keep, decay, scale, outside = rule(
             s[LR], s[DECAY], groups[g], groups[g + 1], bc1, options
         )
         j = int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * i
-        c[j + at.LR] = rate
-        c[j + at.STEP_SIZE] = step_size
-        c[j + at.KEEP] = keep
-        c[j + at.WEIGHT_DECAY] = decay
-        c[j + at.SKIP] = skip
-        c[j + at.RATIO] = float32(1)
-        c[j + at.SCALE] = scale
-        c[j + at.RATE] = outside
+        c[j + ROW_LR] = rate
+        c[j + ROW_STEP_SIZE] = step_size
+        c[j + ROW_KEEP] = keep
+        c[j + ROW_DECAY] = decay
+        c[j + ROW_SKIP] = skip
+        c[j + ROW_RATIO] = float32(1)
+        c[j + ROW_SCALE] = scale
+        c[j + ROW_RATE] = outside
 
-    scale = scaling_body(x)
+    return x.device(row)
 
-    def count(s, k, found, norm, options):
+
+def _finish(x: Any) -> Any:
+    """Return ``finish``: the counters, the flag's life, and the loss scale."""
+    int32, float32 = x.int32, x.float32
+    move_scale = scaling_body(x)
+
+    def finish(shared, s, k, c, groups, group_of, totals, options, tensors, sums):
+        found, norm, _, _ = shared
         if k[POISONED] != 0:
             k[SKIP_STEP] = int32(1)
             k[FOUND_INF] = int32(0)
@@ -105,48 +129,9 @@ def _parts(x: Any) -> Any:
             k[SKIP_STEP] = int32(0)
         s[GRAD_SCALE] = s[LOSS_SCALE]
         if options & at.LOSS_SCALING:
-            scale(s, k)
+            move_scale(s, k)
 
-    return tuple(map(x.device, (global_norm, evaluate, write_block, write_row, count)))
-
-
-def _gpu(x: Any) -> Any:
-    global_norm, evaluate, write_block, write_row, count = _parts(x)
-    thread, syncthreads, block_index = x.thread, x.syncthreads, x.block_index
-    atomic_add, int64, int32 = x.atomic_add, x.int64, x.int32
-
-    def begin(s, k, c, groups, group_of, totals, options, tensors, sums):
-        i = thread()
-        found = k[FOUND_INF] | k[POISONED]
-        norm = global_norm(s, totals, sums, options)
-        if found == 0 and i < tensors:
-            bc1, filled = evaluate(s, k, norm, options)
-            if i == 0:
-                write_block(c, filled)
-            write_row(i, s, c, groups, group_of, bc1, options)
-        syncthreads()
-        lane, _, blocks = block_index()
-        if lane == 0 and atomic_add(k, int64(TICKET), int32(1)) == blocks - 1:
-            k[TICKET] = int32(0)
-            count(s, k, found, norm, options)
-
-    return begin
-
-
-def _cpu(x: Any) -> Any:
-    global_norm, evaluate, write_block, write_row, count = _parts(x)
-
-    def begin(s, k, c, groups, group_of, totals, options, tensors, sums, start, stop):
-        found = k[FOUND_INF] | k[POISONED]
-        norm = global_norm(s, totals, sums, options)
-        if found == 0:
-            bc1, filled = evaluate(s, k, norm, options)
-            write_block(c, filled)
-            for i in range(tensors):
-                write_row(i, s, c, groups, group_of, bc1, options)
-        count(s, k, found, norm, options)
-
-    return begin
+    return x.device(finish)
 
 
 def _power(base: np.float64, exponent: int) -> np.float64:
@@ -175,7 +160,7 @@ def _reference() -> Any:
         if options & at.GLOBAL_NORM and s[CLIP_NORM] > 0:
             clip *= min(1, np.float64(s[CLIP_NORM]) / (norm + 1e-6))  # a NaN norm clips nothing
         look = (1, s[MOMENTUM]) if options & at.NESTEROV else (0, 1)
-        c[: at.LOOK_MOMENT + 1] = (
+        c[: len(BLOCK)] = (
             s[OMB1],
             s[OMB2],
             np.float32(1 / np.sqrt(bc2)),
@@ -184,7 +169,6 @@ def _reference() -> Any:
             ema,
             s[MOMENTUM] if t > 1 else 0,
             s[DAMPENING] if t > 1 else 1,
-            s[MOMENTUM],
             np.float32(1 / bc1),
             s[BETA1],
             s[OMB1] if options & at.GRAD_AVERAGING else 1,
@@ -193,11 +177,13 @@ def _reference() -> Any:
         group = np.where(group_of < 0, -1 - group_of, group_of)[:tensors]
         table = groups.reshape(-1, GROUP_FLOATS)[group].astype(np.float64)
         rate, decay = np.float64(s[LR]) * table[:, 0], np.float64(s[DECAY]) * table[:, 1]
+        kept, added = (1 - rate * decay, 0) if options & at.DECOUPLED else (1, decay)
+        scale, outside = (1, rate) if options & at.LR_OUTSIDE else (rate, 1)
+        skipped = group_of[:tensors] < 0
         rows = c[BLOCK_FLOATS:].reshape(-1, ROW_FLOATS)[:tensors]
-        rows[:, at.LR], rows[:, at.STEP_SIZE] = rate, rate / bc1
-        rows[:, at.KEEP], rows[:, at.WEIGHT_DECAY] = 1 - rate * decay, decay
-        rows[:, at.SKIP], rows[:, at.RATIO] = group_of[:tensors] < 0, 1
-        rows[:, at.SCALE], rows[:, at.RATE] = (1, rate) if options & at.LR_OUTSIDE else (rate, 1)
+        columns = rate, rate / bc1, kept, added, skipped, 1, scale, outside
+        for column, values in enumerate(columns):
+            rows[:, column] = values
 
     def reference(s, k, c, groups, group_of, totals, options, tensors, sums):
         if k[POISONED]:
@@ -229,15 +215,14 @@ begin_step = range_op(
     origin="(step and bias correction)",
     formula="unless found_inf: step += 1, coefficients of block and rows",
     operands=(),
-    kernel=Kernel(
+    kernel=per_tensor(
         "begin_step",
-        arguments_of((), "s", "k", "c", "groups", "group_of", "totals"),
+        ("s", "k", "c", "groups", "group_of", "totals"),
         ("options", "tensors", "totals"),
-        _gpu,
-        _cpu,
+        _row,
         _reference,
-        per_thread=1,
-        count="tensors",
+        prepare=_prepare,
+        finish=_finish,
     ),
     bytes_per_element=lambda flags: 4 * ROW_FLOATS,
     options=(
@@ -249,6 +234,7 @@ begin_step = range_op(
         "nesterov",
         "grad_averaging",
         "lr_outside",
+        "decoupled",
     ),
     elementwise=False,
 )

@@ -22,9 +22,9 @@ import numpy as np
 
 from plan.scalars import fp32_index, int32_index
 from plan.scratch import GRANULE
+from rangeops.kernels.half import from_half, to_half
 from rangeops.kernels.spec import HALF_GRAD, Kernel, arguments_of, half_where_used, updated
 from rangeops.launch.op import range_op
-from rangeops.ops._cast import from_half, to_half
 
 FOUND_INF, FIRST = int32_index("found_inf"), int32_index("first_nonfinite")
 CLIP_VALUE, GRAD_SCALE = fp32_index("clip_value"), fp32_index("grad_scale")
@@ -125,6 +125,7 @@ def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
 
 def _check_cpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
     uint32, int32, float_bits, atomic_min = x.uint32, x.int32, x.float_bits, x.atomic_min
+    at = x.at
     widen, narrow = x.half(half)
     clamp = x.device(clamp_rule)
     exponent, mask = _EXPONENT[half], 0x7F800000
@@ -132,23 +133,23 @@ def _check_cpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
     def check(g, h, s, k, half_start, granule0, n, start, stop):
         bound = s[CLIP_VALUE] * s[GRAD_SCALE] * s[RANKS]
         for first in range(start, stop, GRANULE):
-            last = min(first + GRANULE, stop)
-            bad = 0
+            count = min(GRANULE, stop - first)
+            bad = int32(0)
             if half_grad and first >= half_start:
-                hs = h[first - half_start : last - half_start]
-                for j in range(hs.size):
-                    bad |= (hs[j] & exponent) == exponent
+                hs = at(h, first - half_start)
+                for j in range(count):
+                    bad |= int32((hs[j] & exponent) == exponent)
                 if clip and bound > 0:
-                    for j in range(hs.size):
+                    for j in range(count):
                         hs[j] = narrow(clamp(widen(hs[j]), bound))
             else:
-                gs = g[first:last]
-                for j in range(gs.size):
-                    bad |= (float_bits(gs[j]) & uint32(mask)) == uint32(mask)
+                gs = at(g, first)
+                for j in range(count):
+                    bad |= int32((float_bits(gs[j]) & uint32(mask)) == uint32(mask))
                 if clip and bound > 0:
-                    for j in range(gs.size):
+                    for j in range(count):
                         gs[j] = clamp(gs[j], bound)
-            if bad:
+            if bad != 0:
                 k[FOUND_INF] = int32(1)
                 atomic_min(k, FIRST, int32(granule0 + first // GRANULE))
 
@@ -177,7 +178,7 @@ def _bytes(flags: Mapping[str, Any]) -> float:
     return (2 if flags["half_grad"] else 4) * (2 if flags["clip"] else 1)
 
 
-_CHECK = (updated("g", "f4", "G"), updated("h", "half", "G", "half_grad"))
+_CHECK = (updated("g", "f4", "G"), updated("h", "half", "G", "half_grad", instead_of="g"))
 
 check_nan = range_op(
     "check_nan",

@@ -5,7 +5,7 @@
 
 ``of`` says what the pass before was for, and so which rows the folds go to: "gradient", "lars"
 (gradient, weight), "lamb" (direction, weight), "weight_report" or "gradient_report" (sum, maximum,
-count).  A warp a fold; a fold of one chunk is copied.  The tree is that of ``rangeops.ops.reduce``.
+count).  A warp a fold; a fold of one chunk is copied.  The tree is ``rangeops.kernels.tree``'s.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from plan.scratch import FOLD_CHUNKS, SUM_ROWS, SUMS
+from rangeops.kernels import tree
 from rangeops.kernels.spec import Kernel, arguments_of
 from rangeops.launch.op import range_op
-from rangeops.ops import _reduce
 
 
 def _fold_gpu(x: Any, *, of: str) -> Any:
     thread, int64 = x.thread, x.int64
     row, quantities, maximum = SUMS[of]
-    summed = _reduce.fold_gpu(x, _reduce.add_rule, x.warp_sum)
-    largest = _reduce.fold_gpu(x, _reduce.max_rule, x.warp_max)
+    summed = tree.fold_gpu(x, tree.add_rule, x.warp_sum)
+    largest = tree.fold_gpu(x, tree.max_rule, x.warp_max)
 
     def fold(table, partials, sums, chunks, folds):
         w = thread() >> int64(5)
@@ -44,18 +44,19 @@ def _fold_gpu(x: Any, *, of: str) -> Any:
 
 def _fold_cpu(x: Any, *, of: str) -> Any:
     row, quantities, maximum = SUMS[of]
-    summed = _reduce.fold_cpu(x, _reduce.add_rule)
-    largest = _reduce.fold_cpu(x, _reduce.max_rule)
+    summed = tree.fold_cpu(x, tree.add_rule)
+    largest = tree.fold_cpu(x, tree.max_rule)
+    local, float64, lanes = x.local, x.float64, tree.LANES
 
     def fold(table, partials, sums, chunks, folds, start, stop):
-        scratch = np.empty(_reduce.LANES, np.float64)
+        scratch = local(lanes, float64)
         for w in range(start, stop):
             for q in range(quantities):
-                values = partials[q * chunks + table[w] : q * chunks + table[w + 1]]
+                a, b = q * chunks + table[w], q * chunks + table[w + 1]
                 if q == maximum:
-                    sums[(row + q) * folds + w] = largest(values, scratch)
+                    sums[(row + q) * folds + w] = largest(partials, a, b, scratch)
                 else:
-                    sums[(row + q) * folds + w] = summed(values, scratch)
+                    sums[(row + q) * folds + w] = summed(partials, a, b, scratch)
 
     return fold
 
@@ -69,7 +70,7 @@ def _fold_reference(*, of: str) -> Any:
             for q in range(quantities):
                 combine = np.maximum if q == maximum else np.add
                 part = partials[q * chunks : (q + 1) * chunks]
-                rows[row + q] = _reduce.folds_reference(part, table, combine)
+                rows[row + q] = tree.folds_reference(part, table, combine)
 
     return reference
 
@@ -97,7 +98,7 @@ fold_norms = range_op(
 
 def _total_gpu(x: Any) -> Any:
     thread, int64 = x.thread, x.int64
-    summed = _reduce.fold_gpu(x, _reduce.add_rule, x.warp_sum)
+    summed = tree.fold_gpu(x, tree.add_rule, x.warp_sum)
 
     def total(sums, totals, folds, count):
         w = thread() >> int64(5)
@@ -112,13 +113,14 @@ def _total_gpu(x: Any) -> Any:
 
 
 def _total_cpu(x: Any) -> Any:
-    summed = _reduce.fold_cpu(x, _reduce.add_rule)
+    summed = tree.fold_cpu(x, tree.add_rule)
+    local, float64, lanes = x.local, x.float64, tree.LANES
 
     def total(sums, totals, folds, count, start, stop):
-        scratch = np.empty(_reduce.LANES, np.float64)
+        scratch = local(lanes, float64)
         for w in range(start, stop):
             a = w * FOLD_CHUNKS
-            totals[w] = summed(sums[a : min(a + FOLD_CHUNKS, folds)], scratch)
+            totals[w] = summed(sums, a, min(a + FOLD_CHUNKS, folds), scratch)
 
     return total
 
@@ -127,7 +129,7 @@ def _total_reference() -> Any:
     def reference(sums, totals, folds, count):
         borders = np.append(np.arange(0, folds, FOLD_CHUNKS), folds)
         with np.errstate(invalid="ignore"):
-            totals[:] = _reduce.folds_reference(sums[:folds], borders)
+            totals[:] = tree.folds_reference(sums[:folds], borders)
 
     return reference
 

@@ -19,59 +19,18 @@ from typing import Any
 import numpy as np
 
 from plan.scalars import fp32_index, int32_index
+from rangeops.kernels.generate import Stage, elementwise
 from rangeops.kernels.spec import Kernel, arguments_of, updated
 from rangeops.launch.op import range_op
-from rangeops.ops._cast import from_half
+from rangeops.ops._cast import HALF_FORMATS
 
 GRAD_SCALE = fp32_index("grad_scale")
 TICKET = int32_index("ticket")
 
 
-def accumulate_rule(g, value):
-    """G + value."""
-    return g + value
-
-
-def _accumulate_gpu(x: Any, *, half: str) -> Any:
-    thread, load4, store4, int64, float32 = x.thread, x.load4, x.store4, x.int64, x.float32
-    widen, narrow = x.half(half)
-    rule = x.device(accumulate_rule)
-
-    def accumulate(g, h, n):
-        i = thread() * int64(4)
-        left = n - i
-        if left <= 0:
-            return
-        old, u = load4(g, i, left), load4(h, i, left)
-        low = rule(old[0], widen(u[0])), rule(old[1], widen(u[1]))
-        high = rule(old[2], widen(u[2])), rule(old[3], widen(u[3]))
-        store4(g, i, (low[0], low[1], high[0], high[1]), left)
-        z = narrow(float32(0))
-        store4(h, i, (z, z, z, z), left)
-
-    return accumulate
-
-
-def _accumulate_cpu(x: Any, *, half: str) -> Any:
-    uint16, widen = x.uint16, x.half(half)[0]
-    rule = x.device(accumulate_rule)
-
-    def accumulate(g, h, n, start, stop):
-        gs, hs = g[start:stop], h[start:stop]
-        for j in range(gs.size):
-            gs[j] = rule(gs[j], widen(hs[j]))
-        hs[:] = uint16(0)
-
-    return accumulate
-
-
-def _accumulate_reference(*, half: str) -> Any:
-    def reference(g, h, n):
-        with np.errstate(all="ignore"):
-            g += from_half(h, half)
-        h[:] = 0
-
-    return reference
+def accumulate_rule(g, h):
+    """Return g + h and 0."""
+    return g + h, 0.0
 
 
 _ACCUMULATE = (updated("g", "f4", "G"), updated("h", "half", "G"))
@@ -81,16 +40,13 @@ accumulate_grad = range_op(
     origin="(gradient accumulation)",
     formula="g += h; h = 0",
     operands=_ACCUMULATE,
-    kernel=Kernel(
+    kernel=elementwise(
         "accumulate_grad",
-        arguments_of(_ACCUMULATE),
-        ("n",),
-        _accumulate_gpu,
-        _accumulate_cpu,
-        _accumulate_reference,
+        _ACCUMULATE,
+        (Stage(("g", "h"), accumulate_rule, accumulate_rule),),
     ),
     bytes_per_element=lambda flags: 12,
-    flags={"half": ("fp16", "bf16")},
+    flags=HALF_FORMATS,
 )
 
 
@@ -121,9 +77,8 @@ def _unscale_cpu(x: Any) -> Any:
 
     def unscale(g, s, k, n, start, stop):
         by = float32(1) / s[GRAD_SCALE]
-        gs = g[start:stop]
-        for j in range(gs.size):
-            gs[j] = gs[j] * by
+        for i in range(start, stop):
+            g[i] = g[i] * by
         s[GRAD_SCALE] = float32(1)
 
     return unscale

@@ -38,10 +38,11 @@ def _clear_gpu(x: Any) -> Any:
 
 
 def _clear_cpu(x: Any) -> Any:
+    uint8 = x.uint8
+
     def clear(dst, n, start, stop):
-        to = dst[start:stop]
-        for i in range(to.size):
-            to[i] = 0
+        for i in range(start, stop):
+            dst[i] = uint8(0)
 
     return clear
 
@@ -89,9 +90,8 @@ def _copy_gpu(x: Any) -> Any:
 
 def _copy_cpu(x: Any) -> Any:
     def copy(dst, src, n, start, stop):
-        to, values = dst[start:stop], src[start:stop]
-        for i in range(to.size):
-            to[i] = values[i]
+        for i in range(start, stop):
+            dst[i] = src[i]
 
     return copy
 

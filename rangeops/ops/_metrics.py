@@ -19,7 +19,7 @@ import numpy as np
 from plan import Region
 from plan.scalars import ACCUMULATED, RESULTS, SCALAR_STRIDE, int32_index
 from rangeops.arena.arena import Arena
-from rangeops.kernels.spec import Kernel, arguments_of
+from rangeops.kernels.shells import once
 from rangeops.launch.op import range_op
 
 BATCH = int32_index("batch_size")
@@ -58,25 +58,6 @@ def _body(x: Any) -> Any:
     return x.device(body)
 
 
-def _gpu(x: Any) -> Any:
-    body, thread = _body(x), x.thread
-
-    def metrics(result, accumulated, k):
-        if thread() == 0:
-            body(result, accumulated, k)
-
-    return metrics
-
-
-def _cpu(x: Any) -> Any:
-    body = _body(x)
-
-    def metrics(result, accumulated, k, start, stop):
-        body(result, accumulated, k)
-
-    return metrics
-
-
 def _reference() -> Any:
     def reference(result, accumulated, k):
         terms = result[::SCALAR_STRIDE][:VALUES] * np.float32(k[BATCH])
@@ -98,16 +79,7 @@ accumulate_metrics = range_op(
     origin="RANGE_ACCUM_METRICS",
     formula="sum += value*batch_size (compensated)",
     operands=(),
-    kernel=Kernel(
-        "accumulate_metrics",
-        arguments_of((), "result", "accumulated", "k"),
-        (),
-        _gpu,
-        _cpu,
-        _reference,
-        per_thread=1,
-        count="one",
-    ),
+    kernel=once("accumulate_metrics", ("result", "accumulated", "k"), _body, _reference),
     bytes_per_element=lambda flags: 0,
     elementwise=False,
 )

@@ -3,7 +3,7 @@
     grad_norm     chunk sums of g*g (with weights=True also of p*p); found_inf where one is not
                   finite, and the granule of the first such element
 
-The tree is that of ``rangeops.ops.reduce``.  A chunk's sum is float64, in which no finite float32
+The tree is that of ``rangeops.kernels.tree``.  A chunk's sum is float64, in which no finite float32
 overflows, so "the sum is not finite" is exactly "an element is not finite".  The sums are those of
 the gradients as they lie, loss scale and all; who reads them divides.  ``begin_step`` clips by the
 global norm and writes the scalar ``grad_norm``; ``trust_ratio`` makes LARS's and LAMB's ratios.
@@ -21,9 +21,9 @@ import numpy as np
 from plan.scalars import int32_index
 from plan.scratch import GRANULE, SUMS
 from rangeops.arena.arena import Arena
+from rangeops.kernels import tree
 from rangeops.kernels.spec import HALF_GRAD, Kernel, arguments_of, half_where_used, read
 from rangeops.launch.op import range_op
-from rangeops.ops import _reduce
 
 FOUND_INF, FIRST = int32_index("found_inf"), int32_index("first_nonfinite")
 
@@ -35,9 +35,9 @@ def _same(value):
 def _norm_gpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> Any:
     thread, warp_sum, atomic_min = x.thread, x.warp_sum, x.atomic_min
     int64, int32 = x.int64, x.int32
-    plain = _reduce.walk(x, _reduce.squares(x, x.device(_same)))
-    halves = _reduce.walk(x, _reduce.squares(x, x.half(half)[0]))
-    chunk = _reduce.chunk_of(x)
+    plain = tree.walk(x, tree.squares(x, x.device(_same)))
+    halves = tree.walk(x, tree.squares(x, x.half(half)[0]))
+    chunk = tree.chunk_of(x)
 
     def lane_sum(g, h, i, half_start, count):
         if half_grad and i >= half_start:
@@ -71,43 +71,48 @@ def _norm_gpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> An
 
 
 def _norm_cpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> Any:
-    int32, float64, atomic_min = x.int32, x.float64, x.atomic_min
-    widen = x.half(half)[0]
-    add, fold = _reduce.granule_cpu(x), _reduce.lanes_cpu(x, _reduce.add_rule)
+    int32, int64, float64, at, local = x.int32, x.int64, x.float64, x.at, x.local
+    atomic_min, width, widen = x.atomic_min, tree.LANES, x.half(half)[0]
+    plain, halves = tree.squares_cpu(x, x.device(_same)), tree.squares_cpu(x, widen)
+    fold = tree.lanes_cpu(x, tree.add_rule)
+
+    def report(g, h, k, half_start, first, last):
+        """Set the flag, and look for the first granule that is not finite."""
+        k[FOUND_INF] = int32(1)
+        for granule in range(first, last):
+            i, bad = granule * GRANULE, int32(0)
+            for j in range(i, i + GRANULE):
+                if half_grad and i >= half_start:
+                    value = widen(h[j - half_start])
+                else:
+                    value = g[j]
+                bad |= int32(value - value != 0.0)
+            if bad != 0:
+                atomic_min(k, FIRST, int32(granule))
+
+    report = x.device(report)
 
     def norm(g, h, p, chunks, k, partials, half_start, count, start, stop):
-        squares, lanes = np.empty(GRANULE, np.float64), np.empty(_reduce.LANES, np.float64)
+        lanes = local(width, float64)
         for w in range(start, stop):
-            lanes[:] = 0.0
-            for granule in range(chunks[w], chunks[w + 1]):
+            first, last = int64(chunks[w]), int64(chunks[w + 1])
+            for j in range(width):
+                lanes[j] = float64(0)
+            for granule in range(first, last):
                 i = granule * GRANULE
                 if half_grad and i >= half_start:
-                    hs = h[i - half_start : i - half_start + GRANULE]
-                    for j in range(GRANULE):
-                        wide = float64(widen(hs[j]))
-                        squares[j] = wide * wide
+                    halves(at(h, i - half_start), lanes)
                 else:
-                    gs = g[i : i + GRANULE]
-                    for j in range(GRANULE):
-                        wide = float64(gs[j])
-                        squares[j] = wide * wide
-                add(squares, lanes)
-                if lanes.sum() - lanes.sum() != 0.0:
-                    k[FOUND_INF] = int32(1)
-                    bad = False
-                    for j in range(GRANULE):
-                        bad |= squares[j] - squares[j] != 0.0
-                    if bad:
-                        atomic_min(k, FIRST, int32(granule))
-            partials[w] = fold(lanes)
+                    plain(at(g, i), lanes)
+            total = fold(lanes)
+            partials[w] = total
+            if total - total != 0.0:
+                report(g, h, k, half_start, first, last)
             if weights:
-                lanes[:] = 0.0
-                for granule in range(chunks[w], chunks[w + 1]):
-                    ps = p[granule * GRANULE : (granule + 1) * GRANULE]
-                    for j in range(GRANULE):
-                        wide = float64(ps[j])
-                        squares[j] = wide * wide
-                    add(squares, lanes)
+                for j in range(width):
+                    lanes[j] = float64(0)
+                for granule in range(first, last):
+                    plain(at(p, granule * GRANULE), lanes)
                 partials[count + w] = fold(lanes)
 
     return norm
@@ -118,13 +123,13 @@ def _norm_reference(*, half: str | None, half_grad: bool, weights: bool) -> Any:
         return lambda rows: np.square(values[rows], dtype=np.float64)
 
     def reference(g, h, p, chunks, k, partials, half_start, count):
-        rows = _reduce.granules_of(g, h, half_start, half)
+        rows = tree.granules_of(g, h, half_start, half)
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         with np.errstate(invalid="ignore"):
-            partials[:count] = _reduce.chunks_reference(squares(rows), chunks)
+            partials[:count] = tree.chunks_reference(squares(rows), chunks)
             if weights:
                 weight_rows = p.reshape(-1, GRANULE)
-                partials[count : 2 * count] = _reduce.chunks_reference(squares(weight_rows), chunks)
+                partials[count : 2 * count] = tree.chunks_reference(squares(weight_rows), chunks)
         if bad.size:
             k[FOUND_INF] = 1
             k[FIRST] = min(k[FIRST], bad[0])
@@ -138,7 +143,7 @@ def _norm_bytes(flags: Mapping[str, Any]) -> float:
 
 _NORM = (
     read("g", "f4", "G"),
-    read("h", "half", "G", "half_grad"),
+    read("h", "half", "G", "half_grad", instead_of="g"),
     read("p", "f4", "W", "weights"),
 )
 
@@ -176,7 +181,7 @@ def read_sums(arena: Arena, of: str) -> np.ndarray:
     fold_of = arena.download("norm.fold_of_tensor")
     combine = [np.maximum if q == maximum else np.add for q in range(quantities)]
     pairs = zip(sums, combine, strict=True)
-    return np.array([_reduce.tensors_reference(values, fold_of, how) for values, how in pairs])
+    return np.array([tree.tensors_reference(values, fold_of, how) for values, how in pairs])
 
 
 def read_norms(arena: Arena) -> dict[str, float]:

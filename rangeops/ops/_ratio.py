@@ -20,12 +20,23 @@ from typing import Any
 import numpy as np
 
 from plan.scalars import fp32_index, int32_index
-from plan.scratch import BLOCK_FLOATS, GROUP_FLOATS, NORM_STRIDE, ROW_FLOATS, SUM_ROWS, SUMS
-from rangeops.kernels.spec import Kernel, arguments_of
+from plan.scratch import (
+    BLOCK_FLOATS,
+    GROUP_FLOATS,
+    NORM_STRIDE,
+    ROW_FLOATS,
+    SUM_ROWS,
+    SUMS,
+    block_index,
+    row_index,
+)
+from rangeops.kernels import tree
+from rangeops.kernels.shells import per_tensor
 from rangeops.launch import coefficients as at
 from rangeops.launch.op import range_op
-from rangeops.ops import _reduce
 
+LR, DECAY, RATIO, SCALE = map(row_index, ("lr", "weight_decay", "ratio", "scale"))
+GRAD = block_index("grad")
 TRUST, EPS = fp32_index("trust_coefficient"), fp32_index("eps")
 SKIP_STEP, FOUND_INF = int32_index("skip_step"), int32_index("found_inf")
 
@@ -50,13 +61,17 @@ def _rule(kind: str) -> Any:
     return lars if kind == "lars" else lamb
 
 
-def _row(x: Any, kind: str) -> Any:
+def _row(x: Any, *, kind: str) -> Any:
     """Return ``row(i, ...)``: one tensor's ratio, compiled for a vocabulary."""
     int64, int32, float32, float64, sqrt = x.int64, x.int32, x.float32, x.float64, x.sqrt
     rule = x.device(_rule(kind))
     base = SUMS[kind][0]
 
-    def row(i, s, k, c, groups, group_of, fold_of, sums, norms, folds, biases, options):
+    def row(
+        i, s, k, c, groups, group_of, fold_of, sums, norms, folds, biases, tensors, options
+    ):  # fmt: skip
+        if (k[SKIP_STEP] | k[FOUND_INF]) != 0:
+            return
         first, end = int64(fold_of[i]), int64(fold_of[i + 1])
         other = float64(0.0)
         weight = float64(0.0)
@@ -66,7 +81,7 @@ def _row(x: Any, kind: str) -> Any:
         weight = sqrt(weight)
         other = sqrt(other)
         if kind == "lars":
-            other = other * abs(float64(c[at.GRAD]))
+            other = other * abs(float64(c[GRAD]))
         group = group_of[i]
         if group < 0:
             group = int32(-1 - group)
@@ -77,17 +92,17 @@ def _row(x: Any, kind: str) -> Any:
             ratio = rule(
                 weight,
                 other,
-                float64(c[j + at.LR]),
-                float64(c[j + at.WEIGHT_DECAY]),
+                float64(c[j + LR]),
+                float64(c[j + DECAY]),
                 float64(s[TRUST]),
                 float64(s[EPS]),
                 options,
             )
-        c[j + at.RATIO] = float32(ratio)
+        c[j + RATIO] = float32(ratio)
         if options & at.LR_OUTSIDE:
-            c[j + at.SCALE] = float32(ratio)
+            c[j + SCALE] = float32(ratio)
         else:
-            c[j + at.SCALE] = float32(ratio * float64(c[j + at.LR]))
+            c[j + SCALE] = float32(ratio * float64(c[j + LR]))
         if i >= biases:
             n = (i - biases) * int64(NORM_STRIDE)
             norms[n] = float32(weight)
@@ -95,43 +110,6 @@ def _row(x: Any, kind: str) -> Any:
             norms[n + 2] = float32(ratio)
 
     return x.device(row)
-
-
-def _gpu(x: Any, *, kind: str) -> Any:
-    row, thread = _row(x, kind), x.thread
-
-    def trust(s, k, c, groups, group_of, fold_of, sums, norms, folds, biases, tensors, options):
-        i = thread()
-        if i < tensors and (k[SKIP_STEP] | k[FOUND_INF]) == 0:
-            row(i, s, k, c, groups, group_of, fold_of, sums, norms, folds, biases, options)
-
-    return trust
-
-
-def _cpu(x: Any, *, kind: str) -> Any:
-    row = _row(x, kind)
-
-    def trust(
-        s,
-        k,
-        c,
-        groups,
-        group_of,
-        fold_of,
-        sums,
-        norms,
-        folds,
-        biases,
-        tensors,
-        options,
-        start,
-        stop,
-    ):
-        if (k[SKIP_STEP] | k[FOUND_INF]) == 0:
-            for i in range(start, stop):
-                row(i, s, k, c, groups, group_of, fold_of, sums, norms, folds, biases, options)
-
-    return trust
 
 
 def _reference(*, kind: str) -> Any:
@@ -149,20 +127,20 @@ def _reference(*, kind: str) -> Any:
         if k[SKIP_STEP] or k[FOUND_INF]:
             return
         rows = c[BLOCK_FLOATS:].reshape(-1, ROW_FLOATS)[:tensors]
-        rate, decay = (rows[:, n].astype(np.float64) for n in (at.LR, at.WEIGHT_DECAY))
+        rate, decay = (rows[:, n].astype(np.float64) for n in (LR, DECAY))
         table, base = sums.reshape(SUM_ROWS, folds), SUMS[kind][0]
         other, weight = (
-            np.sqrt(_reduce.tensors_reference(table[q], fold_of)) for q in (base, base + 1)
+            np.sqrt(tree.tensors_reference(table[q], fold_of)) for q in (base, base + 1)
         )
         if kind == "lars":
-            other = other * abs(np.float64(c[at.GRAD]))
+            other = other * abs(np.float64(c[GRAD]))
         group = np.where(group_of < 0, -1 - group_of, group_of)
         adapts = groups.reshape(-1, GROUP_FLOATS)[group, 2] != 0
         with np.errstate(all="ignore"):
             found = ratios(weight, other, rate, decay, s, options)
             ratio = np.where(adapts & (weight > 0) & (other > 0), found, 1.0)
-            rows[:, at.RATIO] = ratio
-            rows[:, at.SCALE] = ratio if options & at.LR_OUTSIDE else ratio * rate
+            rows[:, RATIO] = ratio
+            rows[:, SCALE] = ratio if options & at.LR_OUTSIDE else ratio * rate
             results = norms.reshape(-1, NORM_STRIDE)
             results[:, 0], results[:, 1], results[:, 2] = (
                 weight[biases:], other[biases:], ratio[biases:],
@@ -176,15 +154,12 @@ trust_ratio = range_op(
     origin="(LARS, N_ regions)",
     formula="r = tc*|p|/(|g| + wd*|p| + eps), or |p|/|u|; 1 for a norm of 0",
     operands=(),
-    kernel=Kernel(
+    kernel=per_tensor(
         "trust_ratio",
-        arguments_of((), "s", "k", "c", "groups", "group_of", "fold_of", "sums", "norms"),
+        ("s", "k", "c", "groups", "group_of", "fold_of", "sums", "norms"),
         ("folds", "biases", "tensors", "options"),
-        _gpu,
-        _cpu,
+        _row,
         _reference,
-        per_thread=1,
-        count="tensors",
     ),
     bytes_per_element=lambda flags: 0,
     flags={"kind": ("lars", "lamb")},

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from plan.scalars import fp32_index, int32_index
-from rangeops.kernels.spec import Kernel, arguments_of
+from rangeops.kernels.shells import once
 from rangeops.launch.op import range_op
 
 SCALE, GRAD_SCALE = fp32_index("loss_scale"), fp32_index("grad_scale")
@@ -81,25 +81,6 @@ def scaling_body(x: Any) -> Any:
     return x.device(body)
 
 
-def _gpu(x: Any) -> Any:
-    body, thread = scaling_body(x), x.thread
-
-    def scaling(s, k):
-        if thread() == 0:
-            body(s, k)
-
-    return scaling
-
-
-def _cpu(x: Any) -> Any:
-    body = scaling_body(x)
-
-    def scaling(s, k, start, stop):
-        body(s, k)
-
-    return scaling
-
-
 def scaling_reference(s, k):
     """Apply grad_scaling to the scalars in NumPy."""
     scale = s[SCALE]
@@ -124,16 +105,7 @@ grad_scaling = range_op(
     origin="RANGE_GRAD_SCALING",
     formula="skipped: scale = max(min, scale*backoff); else grow at the interval",
     operands=(),
-    kernel=Kernel(
-        "grad_scaling",
-        arguments_of((), "s", "k"),
-        (),
-        _gpu,
-        _cpu,
-        lambda: scaling_reference,
-        per_thread=1,
-        count="one",
-    ),
+    kernel=once("grad_scaling", ("s", "k"), scaling_body, lambda: scaling_reference),
     bytes_per_element=lambda flags: 0,
     elementwise=False,
 )

@@ -1,164 +1,106 @@
-"""SGD, momentum and Nesterov, with L2 or decoupled weight decay.
+"""SGD, momentum, Nesterov, LARS and LARC: two rules, the rest are coefficients.
 
-    sgd         p -= lr * g
-    momentum    m = mu*m + (1-dampening)*g;    p -= lr * m          first step: m = g
-    nesterov    m likewise;                    p -= lr * (g + mu*m)
-    l2          g += wd * p   before all of it
-    decoupled   p = p * (1 - lr*wd) - lr * (...)
+    sgd         p = p*keep - rate * (g + weight_decay*p)
 
-Departure from torch: with decoupled decay (the origin's rule) the weight shrinks by lr*wd and the
-momentum does not see the decay.  Source: Sutskever et al. 2013, in torch's form (lr outside m).
+    momentum    d = scale * (g + weight_decay*p)
+                m = momentum*m + (1-dampening)*d                first step: m = d
+                p = p*keep - rate * (look_gradient*d + look_moment*m)
+
+    l2          weight_decay = wd, keep = 1       decoupled   weight_decay = 0, keep = 1 - lr*wd
+    momentum    scale = 1, rate = lr, look = (0, 1)
+    nesterov    scale = 1, rate = lr, look = (1, momentum)
+    lars        scale = r*lr, rate = 1     the origin's form: lr inside the momentum
+    larc        scale = r,    rate = lr    lr_outside=True, the form of torch's SGD; trust_clip
+                                           clips r
+
+r is the tensor's ratio, put into its row by ``trust_ratio``; lars takes ``nesterov`` as an option.
+Departures from torch: with decoupled decay (the origin's rule) the weight shrinks by lr*wd and the
+momentum does not see the decay; in LARS a tensor that does not adapt (biases and norms) has r = 1,
+its decay as its group says.
 """
 
 from __future__ import annotations
 
-from rangeops.launch.coefficients import (
-    KEEP,
-    LOOKAHEAD,
-    LR,
-    MOMENTUM,
-    ONE_MINUS_DAMPENING,
-    WEIGHT_DECAY,
+from rangeops.kernels.generate import Stage
+from rangeops.ops._update import optimizer, update_kernel
+
+
+def sgd_reference(p, g, weight_decay, keep, rate):
+    """Return p*keep - rate*(g + wd*p) in NumPy."""
+    return p * keep - rate * (g + weight_decay * p)
+
+
+def sgd_rule(p, g, weight_decay, keep, rate):
+    """Return p*keep - rate*(g + wd*p)."""
+    step = rate * (g + weight_decay * p)
+    return p * keep - step
+
+
+def momentum_reference(
+    p, g, m, momentum, one_minus_dampening, look_gradient, look_moment,
+    weight_decay, keep, scale, rate,
+):  # fmt: skip
+    """Momentum in NumPy."""
+    d = scale * (g + weight_decay * p)
+    m = momentum * m + one_minus_dampening * d
+    return p * keep - rate * (look_gradient * d + look_moment * m), m
+
+
+def momentum_rule(
+    p, g, m, momentum, one_minus_dampening, look_gradient, look_moment,
+    weight_decay, keep, scale, rate,
+):  # fmt: skip
+    """Momentum."""
+    d = scale * (g + weight_decay * p)
+    m = momentum * m + one_minus_dampening * d
+    return p * keep - rate * (look_gradient * d + look_moment * m), m
+
+
+MOMENTUM = update_kernel(
+    "momentum", Stage(("p", "m"), momentum_rule, momentum_reference), moments="m"
 )
-from rangeops.ops._optimizer import optimizer
-
-
-def l2_coefficients(c, row):
-    """Return (lr, wd, mu, 1-dampening, lookahead)."""
-    return (
-        c[row + LR],
-        c[row + WEIGHT_DECAY],
-        c[MOMENTUM],
-        c[ONE_MINUS_DAMPENING],
-        c[LOOKAHEAD],
-    )
-
-
-def decoupled_coefficients(c, row):
-    """Return (lr, keep, mu, 1-dampening, lookahead)."""
-    return c[row + LR], c[row + KEEP], c[MOMENTUM], c[ONE_MINUS_DAMPENING], c[LOOKAHEAD]
-
-
-def sgd_l2_reference(p, g, m, v, c):
-    """P - lr*(g + wd*p) in NumPy."""
-    lr, wd, *_ = c
-    return p - lr * (g + wd * p), m, v
-
-
-def sgd_l2_rule(p, g, m, v, c):
-    """P - lr*(g + wd*p)."""
-    step = c[0] * (g + c[1] * p)
-    return p - step, m, v
-
-
-def sgd_decoupled_reference(p, g, m, v, c):
-    """p*keep - lr*g in NumPy."""
-    lr, keep, *_ = c
-    return p * keep - lr * g, m, v
-
-
-def sgd_decoupled_rule(p, g, m, v, c):
-    """p*keep - lr*g."""
-    step = c[0] * g
-    return p * c[1] - step, m, v
-
+OPTIONS = ("maximize", "decoupled")
 
 sgd = optimizer(
     "sgd",
     origin="RANGE_UPDATE_*_SGD",
     formula="p -= lr*(g + wd*p)",
-    rules={
-        "l2": (sgd_l2_rule, sgd_l2_reference, l2_coefficients),
-        "decoupled": (sgd_decoupled_rule, sgd_decoupled_reference, decoupled_coefficients),
-    },
-    moments=0,
+    rule=sgd_rule,
+    reference=sgd_reference,
     hyper=("lr", "weight_decay"),
+    options=OPTIONS,
+    settings={"lr_outside": True},
+    source="Robbins and Monro 1951",
 )
-
-
-def momentum_l2_reference(p, g, m, v, c):
-    """M = mu*m + (1-dampening)*(g + wd*p); p - lr*m in NumPy."""
-    lr, wd, mu, one_minus_dampening, _ = c
-    m = mu * m + one_minus_dampening * (g + wd * p)
-    return p - lr * m, m, v
-
-
-def momentum_l2_rule(p, g, m, v, c):
-    """M = mu*m + (1-dampening)*(g + wd*p); p - lr*m."""
-    m = c[2] * m + c[3] * (g + c[1] * p)
-    return p - c[0] * m, m, v
-
-
-def momentum_decoupled_reference(p, g, m, v, c):
-    """M = mu*m + (1-dampening)*g; p*keep - lr*m in NumPy."""
-    lr, keep, mu, one_minus_dampening, _ = c
-    m = mu * m + one_minus_dampening * g
-    return p * keep - lr * m, m, v
-
-
-def momentum_decoupled_rule(p, g, m, v, c):
-    """M = mu*m + (1-dampening)*g; p*keep - lr*m."""
-    m = c[2] * m + c[3] * g
-    return p * c[1] - c[0] * m, m, v
-
 
 momentum = optimizer(
     "momentum",
     origin="RANGE_UPDATE_*_MOMENTUM",
     formula="m = mu*m + (1-dampening)*g; p -= lr*m",
-    rules={
-        "l2": (momentum_l2_rule, momentum_l2_reference, l2_coefficients),
-        "decoupled": (
-            momentum_decoupled_rule,
-            momentum_decoupled_reference,
-            decoupled_coefficients,
-        ),
-    },
-    moments=1,
+    kernel=MOMENTUM,
     hyper=("lr", "momentum", "dampening", "weight_decay"),
+    options=OPTIONS,
+    settings={"lr_outside": True},
+    source="Sutskever et al. 2013, in torch's form (lr outside m)",
 )
-
-
-def nesterov_l2_reference(p, g, m, v, c):
-    """Momentum on g + wd*p, then p - lr*(g + mu*m) in NumPy."""
-    lr, wd, mu, one_minus_dampening, lookahead = c
-    g = g + wd * p
-    m = mu * m + one_minus_dampening * g
-    return p - lr * (g + lookahead * m), m, v
-
-
-def nesterov_l2_rule(p, g, m, v, c):
-    """Momentum on g + wd*p, then p - lr*(g + mu*m)."""
-    g = g + c[1] * p
-    m = c[2] * m + c[3] * g
-    return p - c[0] * (g + c[4] * m), m, v
-
-
-def nesterov_decoupled_reference(p, g, m, v, c):
-    """Momentum on g, then p*keep - lr*(g + mu*m) in NumPy."""
-    lr, keep, mu, one_minus_dampening, lookahead = c
-    m = mu * m + one_minus_dampening * g
-    return p * keep - lr * (g + lookahead * m), m, v
-
-
-def nesterov_decoupled_rule(p, g, m, v, c):
-    """Momentum on g, then p*keep - lr*(g + mu*m)."""
-    m = c[2] * m + c[3] * g
-    return p * c[1] - c[0] * (g + c[4] * m), m, v
-
 
 nesterov = optimizer(
     "nesterov",
     origin="RANGE_UPDATE_*_NESTEROV",
     formula="m = mu*m + (1-dampening)*g; p -= lr*(g + mu*m)",
-    rules={
-        "l2": (nesterov_l2_rule, nesterov_l2_reference, l2_coefficients),
-        "decoupled": (
-            nesterov_decoupled_rule,
-            nesterov_decoupled_reference,
-            decoupled_coefficients,
-        ),
-    },
-    moments=1,
+    kernel=MOMENTUM,
     hyper=("lr", "momentum", "dampening", "weight_decay"),
+    options=OPTIONS,
+    settings={"lr_outside": True, "nesterov": True},
+    source="Sutskever et al. 2013, in torch's form (lr outside m)",
+)
+
+lars = optimizer(
+    "lars",
+    origin="N_ regions, three kernels a tensor",
+    formula="d = r*lr*(g + wd*p); m = mu*m + d; p -= m",
+    kernel=MOMENTUM,
+    hyper=("lr", "momentum", "weight_decay", "trust_coefficient", "eps"),
+    options=("maximize", "nesterov", "lr_outside"),
+    source="You, Gitman, Ginsburg 2017, algorithm 1",
 )

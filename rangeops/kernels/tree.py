@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from plan.scratch import CHUNK_GRANULES, FOLD_CHUNKS, GRANULE
-from rangeops.ops._cast import from_half
+from rangeops.kernels.half import from_half
 
 LANES = 32
 
@@ -146,20 +146,39 @@ def granule_cpu(x: Any) -> Any:
     def add(terms, lanes):
         for j in range(LANES):
             low = terms[4 * j] + terms[4 * j + 1]
-            lanes[j] += low + (terms[4 * j + 2] + terms[4 * j + 3])
+            lanes[j] = lanes[j] + (low + (terms[4 * j + 2] + terms[4 * j + 3]))
+
+    return x.device(add)
+
+
+def squares_cpu(x: Any, lift: Any) -> Any:
+    """Return ``add(values, lanes)``: squares of a granule's values added to the lane sums."""
+    float64 = x.float64
+
+    def square(value):
+        wide = float64(lift(value))
+        return wide * wide
+
+    square = x.device(square)
+
+    def add(values, lanes):
+        for j in range(LANES):
+            low = square(values[4 * j]) + square(values[4 * j + 1])
+            lanes[j] = lanes[j] + (low + (square(values[4 * j + 2]) + square(values[4 * j + 3])))
 
     return x.device(add)
 
 
 def fold_cpu(x: Any, combine: Any) -> Any:
-    """Return ``fold(values, scratch)``: at most 512 values folded; scratch holds 32."""
+    """Return ``fold(values, a, b, scratch)``: the values a .. b-1 folded; scratch holds 32."""
     lanes, combine = lanes_cpu(x, combine), x.device(combine)
 
-    def fold(values, scratch):
-        scratch[:] = 0.0
-        for j in range(values.size):
+    def fold(values, a, b, scratch):
+        for lane in range(LANES):
+            scratch[lane] = 0.0
+        for j in range(b - a):
             lane = j % LANES
-            scratch[lane] = combine(scratch[lane], values[j])
+            scratch[lane] = combine(scratch[lane], values[a + j])
         return lanes(scratch)
 
     return x.device(fold)

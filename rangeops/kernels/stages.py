@@ -1,0 +1,163 @@
+"""Stages: the rules of an elementwise op by name, and what follows from them for a variant."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from plan.scalars import FP32_SCALARS, fp32_index, int32_index
+from plan.scratch import BLOCK, BLOCK_FLOATS, GRANULE, ROW, ROW_FLOATS, row_index
+from rangeops.kernels.spec import Operand
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rule of an elementwise op.
+
+    Attributes:
+        targets: what its results are, in order: operands, or names for the stages behind it.
+        rule: scalars in, scalars out (one value, or a tuple of as many as there are targets).
+        reference: the same in NumPy, spelled on its own; arrays in, arrays out.
+        flag: the op's flag with which the stage runs; "!flag": without which; "": always.
+
+    """
+
+    targets: tuple[str, ...]
+    rule: Callable[..., Any]
+    reference: Callable[..., Any]
+    flag: str = ""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the rule's arguments."""
+        return tuple(inspect.signature(self.rule).parameters)
+
+    def runs(self, flags: Mapping[str, Any]) -> bool:
+        """Return whether the stage is part of the variant."""
+        off = self.flag.startswith("!")
+        return not self.flag or bool(flags.get(self.flag.removeprefix("!"))) != off
+
+
+@dataclass(frozen=True)
+class Elementwise:
+    """What ``elementwise`` was given; see there."""
+
+    name: str
+    operands: tuple[Operand, ...]
+    stages: tuple[Stage, ...]
+    gated: bool = False
+    scaled: str = ""
+    clears: str = ""
+    scalars: tuple[str, ...] = ()
+    per_thread: int = 4
+    reads: tuple[str, ...] = ()
+
+    def running(self, flags: Mapping[str, Any]) -> list[Stage]:
+        """Return the stages of a variant."""
+        return [stage for stage in self.stages if stage.runs(flags)]
+
+    def active(self, flags: Mapping[str, Any]) -> dict[str, Operand]:
+        """Return the operands of a variant by name."""
+        return {o.name: o for o in self.operands if not o.flag or flags.get(o.flag)}
+
+    def half_of(self, name: str, flags: Mapping[str, Any]) -> Operand | None:
+        """Return the half operand that stands for an FP32 one from ``half_start`` on."""
+        return next((o for o in self.active(flags).values() if o.instead_of == name), None)
+
+    @property
+    def split(self) -> bool:
+        """Whether some operand begins at ``half_start``."""
+        return any(o.from_half_start for o in self.operands)
+
+    def loaded(self, flags: Mapping[str, Any]) -> list[Operand]:
+        """Return the operands whose elements are read before a stage gives them."""
+        active, known, out = self.active(flags), set[str](), []
+        steps = [(stage.arguments, stage.targets) for stage in self.running(flags)]
+        for arguments, targets in (*steps, (self.reads, ())):
+            for name in arguments:
+                if name in active and name not in known:
+                    out.append(name)
+                    known.add(name)
+            known.update(targets)
+        return [o for o in active.values() if o.name in out]
+
+    def coefficients(self, stages: list[Stage], flags: Mapping[str, Any]) -> list[str]:
+        """Return the names of stages' arguments that are neither operands nor temporaries."""
+        known = {o.name for o in self.operands}.union(*(s.targets for s in self.stages))
+        names = dict.fromkeys(n for s in stages for n in s.arguments if n not in known)
+        for name in names:
+            place(name, self.scalars)
+        return list(names)
+
+    def state(self) -> tuple[str, ...]:
+        """Return the parts of the plan's state that the kernel takes."""
+        texts = [place(n, self.scalars) for n in self.coefficients(list(self.stages), {})]
+        if self.gated:
+            return ("segments", "c", "k", *(("s",) if any(t[0] == "s" for t in texts) else ()))
+        if any("row" in t for t in texts):
+            raise ValueError(
+                f"{self.name}: a coefficient by tensor in an op that is not gated; gate it"
+            )
+        return tuple(part for part in "cs" if any(t.startswith(f"{part}[") for t in texts))
+
+
+def place(name: str, scalars: tuple[str, ...] = ()) -> str:
+    """Return the expression that reads a coefficient: block, row, scalar, or one of the op's own.
+
+    Raises:
+        ValueError: no coefficient and no scalar is named so.
+
+    """
+    if name in scalars:
+        return f"{name}_scalar[0]"
+    if name in BLOCK:
+        return f"c[{BLOCK.index(name)}]"
+    if name in ROW:
+        return f"c[row + {ROW.index(name)}]"
+    if name in FP32_SCALARS:
+        return f"s[{fp32_index(name)}]"
+    raise ValueError(
+        f"rule: argument {name!r} is no operand, temporary, coefficient or scalar; expected one of "
+        f"{', '.join((*BLOCK, *ROW))}, a scalar of plan.scalars, or one in scalars={{...}}"
+    )
+
+
+def parameters(d: Elementwise) -> list[str]:
+    """Return the names of a kernel's arguments as its text has them."""
+    own = [f"{name}_scalar" for name in d.scalars]
+    return [*(o.name for o in d.operands), *d.state(), *own, *integers(d)]
+
+
+def integers(d: Elementwise) -> tuple[str, ...]:
+    """Return the names of the int64 arguments."""
+    return (*(("half_start",) if d.split else ()), *(("shift",) if d.gated else ()), "n")
+
+
+def constants() -> dict[str, Any]:
+    """Return the constants by which generated text names places."""
+    return {
+        "GRANULE": GRANULE,
+        "BLOCK_FLOATS": BLOCK_FLOATS,
+        "ROW_FLOATS": ROW_FLOATS,
+        "SKIP": row_index("skip"),
+        "GRAD": BLOCK.index("grad"),
+        "SKIP_STEP": int32_index("skip_step"),
+        "FOUND_INF": int32_index("found_inf"),
+    }
+
+
+LIVE = "((k[SKIP_STEP] | k[FOUND_INF]) == 0) & (c[row + SKIP] == zero)"
+"""Whether the tensor moves this step: nothing was found, and it is not skipped."""
+
+
+def row_of(granule: str) -> str:
+    """Return the expression of a tensor's row from the index into the granule table."""
+    return f"int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * int64(segments[{granule}])"
+
+
+def call(stage: Stage, index: int, values: Callable[[str], str]) -> str:
+    """Return the assignment that runs a stage, ``values`` naming each argument and target."""
+    targets = ", ".join(map(values, stage.targets))
+    return f"{targets} = rule{index}({', '.join(map(values, stage.arguments))})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 ELEMENT_BYTES = {"u1": 1, "half": 2, "f4": 4}
 
 
-class Bound(NamedTuple):
+class Resolved(NamedTuple):
     """An operand's place: its operand, bytes in the arena, elements."""
 
     operand: Operand
@@ -105,27 +106,28 @@ def check_span(op: OpSpec, operand: Operand, arena: Arena, span: Range) -> None:
         )
 
 
-def check_together(op: OpSpec, bound: list[Bound]) -> None:
+def check_together(op: OpSpec, resolved: list[Resolved]) -> None:
     """Refuse ranges of different length, and overlap where one of the two is written."""
-    if not bound:
+    if not resolved:
         return
-    first = bound[0]
-    halves = [b for b in bound if b.operand.element == "half"]
-    for b in bound[1:]:
-        split = "half_start" in op.kernel.integers and b in halves
-        fits = b.numel <= first.numel and (first.numel - b.numel) % GRANULE == 0
-        same = b.numel == halves[0].numel if split else b.numel == first.numel
+    first = resolved[0]
+    halves = [r for r in resolved if r.operand.element == "half"]
+    for other in resolved[1:]:
+        split = "half_start" in op.kernel.integers and other in halves
+        fits = other.numel <= first.numel and (first.numel - other.numel) % GRANULE == 0
+        same = other.numel == (halves[0] if split else first).numel
         if not same or (split and not fits):
             raise ValueError(
-                f"{op.name}: range {b.operand.name} holds {b.numel} elements, "
+                f"{op.name}: range {other.operand.name} holds {other.numel} elements, "
                 f"{first.operand.name} holds {first.numel}; give both the same regions"
             )
-    for k, a in enumerate(bound):
-        for b in bound[k + 1 :]:
-            writes = a.operand.role != "read" or b.operand.role != "read"
-            overlap = min(a.span.end, b.span.end) - max(a.span.base_offset, b.span.base_offset)
-            if writes and overlap > 0:
-                raise ValueError(
-                    f"{op.name}: ranges {a.operand.name} and {b.operand.name} share {overlap} "
-                    "bytes, expected none; give ranges apart from each other"
-                )
+    for one, other in itertools.combinations(resolved, 2):
+        writes = one.operand.role != "read" or other.operand.role != "read"
+        overlap = min(one.span.end, other.span.end) - max(
+            one.span.base_offset, other.span.base_offset
+        )
+        if writes and overlap > 0:
+            raise ValueError(
+                f"{op.name}: ranges {one.operand.name} and {other.operand.name} share {overlap} "
+                "bytes, expected none; give ranges apart from each other"
+            )

@@ -6,41 +6,29 @@ with subject, got, expected and remedy, in bytes or elements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from plan import PlanError
+from plan import MemoryPlan, PlanConfig, PlanError
+from plan.region import WEIGHT_KINDS
 from rangeops.arena import scalars
-from rangeops.arena.arena import Arena, private_arena
-from rangeops.launch import coefficients
+from rangeops.arena.arena import Arena
+from rangeops.kernels.spec import Operand, OpSpec
 from rangeops.launch.binding import Binding
+from rangeops.launch.coefficients import DEFAULTS, SETTINGS, option_word
 from rangeops.launch.operands import (
     ELEMENT_BYTES,
-    Bound,
+    Resolved,
     check_span,
     check_together,
     given_span,
     planned_span,
 )
+from rangeops.launch.reference import decays_of, signature_of
 
-if TYPE_CHECKING:
-    from rangeops.kernels.spec import Operand, OpSpec
-
-OPTION_BITS = {
-    "bias_correction": coefficients.BIAS_CORRECTION,
-    "ema_warmup": coefficients.EMA_WARMUP,
-    "maximize": coefficients.MAXIMIZE,
-    "loss_scaling": coefficients.LOSS_SCALING,
-    "global_norm": coefficients.GLOBAL_NORM,
-    "nesterov": coefficients.NESTEROV,
-    "grad_averaging": coefficients.GRAD_AVERAGING,
-    "lr_outside": coefficients.LR_OUTSIDE,
-    "trust_clip": coefficients.TRUST_CLIP,
-}
 WHOLE_SERIES = ("chunks", "folds", "totals")
 """Kernels of these counts follow the plan's tables over all parameters."""
-
-DEFAULT_OPTIONS = {name: name in ("bias_correction", "grad_averaging") for name in OPTION_BITS}
 
 
 def as_arena(memory: Any) -> Arena:
@@ -49,57 +37,153 @@ def as_arena(memory: Any) -> Arena:
 
 
 def resolve(op: OpSpec, memory: Any, spans: Sequence[Any], arguments: Mapping[str, Any]) -> Binding:
-    """Resolve and check all arguments of an op; see ``OpSpec.bind``.
+    """Resolve and check all arguments of an op; see ``RangeOp.bind``.
 
     Raises:
         ValueError, TypeError, PlanError: what was got, what was expected, what to do.
 
     """
     arena = as_arena(memory)
-    given = dict(arguments)
-    ranges = _take_ranges(op, spans, given)
-    part = given.pop("part", "all")
+    given = _take(op, spans, arguments)
+    values = given.pop("scalars", {})
+    values |= {name: given.pop(name) for name in op.hyper if name in given}
+    for name, value in values.items():
+        _check_scalar(op, name, value)
+    part, state = given.pop("part", "all"), given.pop("state", None)
     if part not in ("all", "bias", "weight"):
         raise ValueError(f"{op.name}: part got {part!r}, expected 'all', 'bias' or 'weight'")
-    half = given.pop("half", None)
-    state = given.pop("state", None)
-    step = given.pop("step", None)
-    options = {o: given.pop(o, DEFAULT_OPTIONS[o]) for o in op.options}
-    flags = _take_flags(op, ranges, given)
-    values = {name: given.pop(name) for name in list(given) if name in scalars.NAMES}
-    if given:
-        raise TypeError(f"{op.name}: got unknown {', '.join(given)}, expected {_accepted(op)}")
-    for name, value in values.items():
-        scalars.check(name, value)
     raw = arena.plan is None or state is not None or bool(values)
-    if raw and "lr" in op.hyper and "lr" not in values and state is None:
+    _check_raw(op, raw, part, lr="lr" in values or state is not None)
+    ranges = {o.name: given.pop(o.name) for o in op.operands if given.get(o.name) is not None}
+    options = _options(op, arena, raw, given)
+    flags = _flags(op, ranges, given)
+    flags |= _half(op, arena, flags, given.get("half"))
+    resolved = _resolved(op, arena, ranges, flags, part)
+    if op.kernel.count == "chunks":
+        _check_whole(op, arena, resolved)
+    if not raw:
+        _check_settings(op, arena)
+    fresh = raw and state is None
+    state = _state(op, arena, raw, state)
+    step = given.get("step")
+    return Binding(op, arena, state, flags, resolved, options, raw, fresh, values, step)
+
+
+def _take(op: OpSpec, spans: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all that was given by its name; scalars that are no hyper-parameters as "scalars"."""
+    signature = signature_of(op)
+    names = [o.name for o in op.operands]
+    try:
+        given = dict(signature.bind(None, *spans, **arguments).arguments)
+    except TypeError:
+        twice = [name for name in names[: len(spans)] if name in arguments]
+        if twice:
+            message = f"range {twice[0]} got two values, expected one"
+        else:
+            message = f"got {len(spans)} ranges, expected at most {len(names)}"
+        raise TypeError(f"{op.name}: {message}") from None
+    unknown = [name for name in given.get("scalars", {}) if name not in scalars.NAMES]
+    if unknown:
+        accepted = [n for n in signature.parameters if n not in ("arena", "scalars")]
+        raise TypeError(
+            f"{op.name}: got unknown {', '.join(unknown)}, expected {', '.join(accepted)} or a "
+            "scalar of the plan; look at help(ops)"
+        )
+    del given["arena"]
+    return given
+
+
+def _check_scalar(op: OpSpec, name: str, value: float) -> None:
+    if name not in op.scalars:
+        scalars.check(name, value)
+    elif not math.isfinite(value):
+        raise ValueError(f"{name}: got {value}, expected a finite number; check the schedule")
+
+
+def _check_raw(op: OpSpec, raw: bool, part: str, lr: bool) -> None:
+    """Refuse what a launch without a plan's coefficients and tables cannot do."""
+    if raw and "lr" in op.hyper and not lr:
         raise TypeError(f"{op.name}: got no lr for a buffer without a plan, expected lr=...")
     if op.kernel.count in WHOLE_SERIES and (raw or part != "all"):
         raise PlanError(
             f"{op.name}: got {'no plan' if raw else f'part={part!r}'}, expected all parameters of "
             "a planned arena; sums by tensor follow the plan's table"
         )
-    _settle_half(op, arena, flags, half)
-    bound = _bound(op, arena, ranges, flags, part)
-    if op.kernel.count == "chunks":
-        _check_whole(op, arena, bound)
-    word = sum(OPTION_BITS[name] for name, on in options.items() if on)
-    fresh = raw and state is None
+
+
+def _options(op: OpSpec, arena: Arena, raw: bool, given: dict[str, Any]) -> int:
+    """Return the option word: defaults, what the optimizer wants by its nature, what is given."""
+    chosen = {name: bool(given.pop(name)) for name in op.options if name in given}
+    decay = given.pop("decay", None)
+    if decay is not None:
+        expected = decays_of(op)
+        if decay not in expected:
+            raise ValueError(
+                f"{op.name}: decay got {decay!r}, expected one of {', '.join(map(repr, expected))}"
+            )
+        if "decoupled" in op.options:
+            chosen["decoupled"] = decay == "decoupled"
+    if chosen and not raw and "options" not in op.kernel.integers:
+        names = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        raise TypeError(
+            f"{op.name}: got {names} on a planned arena, expected none, since the update reads "
+            "coefficients that begin_step wrote; give it to begin_step"
+        )
+    nature = op.settings or {}
+    if op.settings is None and "decoupled" in op.options and arena.plan is not None and not raw:
+        nature = SETTINGS.get(arena.plan.config.kind.label, {})
+    options = {name: DEFAULTS[name] for name in op.options}
+    return option_word({**options, **nature, **chosen})
+
+
+def _check_settings(op: OpSpec, arena: Arena) -> None:
+    """Refuse an optimizer on coefficients that the plan's own optimizer reads otherwise."""
+    if op.settings is None or arena.plan is None:
+        return
+    label = arena.plan.config.kind.label
+    planned = SETTINGS.get(label)
+    if planned is not None and _on(planned) != _on(op.settings):
+        raise PlanError(
+            f"{op.name}: wants {_words(op.settings)} by its nature, the plan is for {label}, whose "
+            f"coefficients have {_words(planned)}; use ops.{label} or plan for {op.name}"
+        )
+
+
+def _on(settings: Mapping[str, bool]) -> set[str]:
+    return {name for name, on in settings.items() if on}
+
+
+def _words(settings: Mapping[str, bool]) -> str:
+    return ", ".join(sorted(_on(settings))) or "no option"
+
+
+def _state(op: OpSpec, arena: Arena, raw: bool, state: Any) -> Arena:
+    """Return the arena of the launch's scalars and coefficients."""
     if state is None:
-        state = private_arena(arena) if raw else arena
-    elif not isinstance(state, Arena) or state.device != arena.device:
+        return _private(op, arena) if raw else arena
+    if not isinstance(state, Arena) or state.device != arena.device or state.plan is None:
         raise ValueError(
             f"{op.name}: state got {getattr(state, 'device', state)}, expected the state of a "
             f"launch on {arena.device}; bind both on one device"
         )
-    return Binding(op, arena, state, flags, bound, word, raw, fresh, values, step)
+    return state
 
 
-def _check_whole(op: OpSpec, arena: Arena, bound: Mapping[str, Bound]) -> None:
+def _private(op: OpSpec, beside: Arena) -> Arena:
+    """Return a small arena with scalars and one coefficient row, on the device of ``beside``."""
+    own = {"scalars": dict(op.scalars)} if op.scalars else {}
+    plan = MemoryPlan(PlanConfig("none", **own))
+    plan.parameter("row", WEIGHT_KINDS[0], (1,))
+    state = Arena(plan.finalize(), device=beside.device)
+    state.framework = beside.framework
+    return state
+
+
+def _check_whole(op: OpSpec, arena: Arena, resolved: Mapping[str, Resolved]) -> None:
     """Refuse a range that is not a whole series where sums by tensor are made."""
     assert arena.plan is not None
     whole = arena.plan.series_range("W").size // 4
-    first = next(iter(bound.values()))
+    first = next(iter(resolved.values()))
     if first.numel != whole:
         raise ValueError(
             f"{op.name}: range {first.operand.name} holds {first.numel} elements, expected "
@@ -107,50 +191,26 @@ def _check_whole(op: OpSpec, arena: Arena, bound: Mapping[str, Bound]) -> None:
         )
 
 
-def _accepted(op: OpSpec) -> str:
-    names = [o.name for o in op.operands]
-    flags = [f for f in op.flags if f != "half"]
-    return ", ".join([*names, *flags, *op.options, *op.hyper, "part", "half", "state"])
+def _flags(op: OpSpec, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the compile-time choices but the half format; a range given switches its flag on."""
+    flags = {name: values[0] for name, values in op.flags.items() if name != "half"}
+    for name in flags:
+        value = given.get(name, flags[name])
+        if value not in op.flags[name]:
+            allowed = ", ".join(map(repr, op.flags[name]))
+            raise ValueError(f"{op.name}: {name} got {value!r}, expected one of {allowed}")
+        flags[name] = value
+    return flags | {o.flag: True for o in op.operands if o.flag and o.name in ranges}
 
 
-def _take_ranges(op: OpSpec, spans: Sequence[Any], given: dict[str, Any]) -> dict[str, Any]:
-    names = [o.name for o in op.operands]
-    if len(spans) > len(names):
-        raise TypeError(f"{op.name}: got {len(spans)} ranges, expected at most {len(names)}")
-    ranges = dict(zip(names, spans, strict=False))
-    for name in names:
-        if name in given:
-            if name in ranges:
-                raise TypeError(f"{op.name}: range {name} got two values, expected one")
-            ranges[name] = given.pop(name)
-    return {name: span for name, span in ranges.items() if span is not None}
-
-
-def _take_flags(op: OpSpec, ranges: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    flags = {name: values[0] for name, values in op.flags.items()}
-    for name in op.flags:
-        if name in given and name != "half":
-            value = given.pop(name)
-            if value not in op.flags[name]:
-                allowed = ", ".join(map(repr, op.flags[name]))
-                raise ValueError(f"{op.name}: {name} got {value!r}, expected one of {allowed}")
-            flags[name] = value
-    for operand in op.operands:
-        if operand.flag and operand.name in ranges:
-            flags[operand.flag] = True
-    return flags
-
-
-def _active(op: OpSpec, flags: Mapping[str, Any]) -> list[Operand]:
-    return [o for o in op.operands if not o.flag or flags[o.flag]]
-
-
-def _settle_half(op: OpSpec, arena: Arena, flags: dict[str, Any], half: str | None) -> None:
-    """Decide the half format: the plan's, or the caller's on a raw buffer (default fp16)."""
+def _half(
+    op: OpSpec, arena: Arena, flags: Mapping[str, Any], half: str | None
+) -> dict[str, str | None]:
+    """Return the half format: the plan's, or the caller's on a raw buffer (default fp16)."""
     if "half" not in op.flags:
         if half is not None:
             raise TypeError(f"{op.name}: got half={half!r}, expected none; it moves no halves")
-        return
+        return {}
     planned = arena.plan.config.half if arena.plan is not None else None
     wanted = half or planned or "fp16"
     if wanted not in ("fp16", "bf16"):
@@ -160,14 +220,18 @@ def _settle_half(op: OpSpec, arena: Arena, flags: dict[str, Any], half: str | No
             f"{op.name}: half got {half!r}, the plan's halves are {planned}; leave half out"
         )
     uses = any(o.element == "half" for o in _active(op, flags))
-    flags["half"] = wanted if uses else None
+    return {"half": wanted if uses else None}
 
 
-def _bound(
-    op: OpSpec, arena: Arena, ranges: dict[str, Any], flags: Mapping[str, Any], part: str
-) -> dict[str, Bound]:
+def _active(op: OpSpec, flags: Mapping[str, Any]) -> list[Operand]:
+    return [o for o in op.operands if not o.flag or flags[o.flag]]
+
+
+def _resolved(
+    op: OpSpec, arena: Arena, ranges: Mapping[str, Any], flags: Mapping[str, Any], part: str
+) -> dict[str, Resolved]:
     """Resolve every active operand, then check each alone and all together."""
-    out: dict[str, Bound] = {}
+    resolved: dict[str, Resolved] = {}
     if flags.get("half") and "half_start" not in op.kernel.integers:
         part = "weight"
     for operand in _active(op, flags):
@@ -175,7 +239,7 @@ def _bound(
             span = given_span(op, operand, arena, ranges[operand.name])
         elif arena.plan is not None and operand.series:
             span = planned_span(op, operand, arena, part)
-        elif operand.name == "g" and flags.get("half_grad"):
+        elif any(o.instead_of == operand.name for o in _active(op, flags)):
             continue
         else:
             raise TypeError(
@@ -184,9 +248,9 @@ def _bound(
             )
         check_span(op, operand, arena, span)
         size = ELEMENT_BYTES[operand.element]
-        out[operand.name] = Bound(operand, span, span.size // size)
+        resolved[operand.name] = Resolved(operand, span, span.size // size)
     for name in ranges:
-        if name not in out:
+        if name not in resolved:
             raise TypeError(f"{op.name}: range {name} is not used with flags {dict(flags)}")
-    check_together(op, list(out.values()))
-    return out
+    check_together(op, list(resolved.values()))
+    return resolved

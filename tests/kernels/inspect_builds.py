@@ -10,6 +10,7 @@ import re
 import sys
 
 from rangeops import REGISTRY
+from rangeops.device import linker
 from rangeops.kernels import build
 from tests.kernels.variants import chosen
 
@@ -36,8 +37,8 @@ def faults(op, flags) -> list[str]:
     out = []
     reports = 0
     for arch in ARCHITECTURES:
-        cubin, log = build.link(code, arch)
-        build.entry_name(cubin)
+        cubin, log = linker.link(code, arch)
+        linker.entry_name(cubin)
         used = re.search(r"Used (\d+) registers", log)
         if used is None:
             continue
@@ -52,7 +53,7 @@ def faults(op, flags) -> list[str]:
     # On a machine with a GPU nvJitLink 13.0 gave no report for a few sm_90 links of this process.
     if reports < len(ARCHITECTURES) - 1:
         out.append(f"the linker reported {reports} architectures, expected {len(ARCHITECTURES)}")
-    ptx = build.link(code, "sm_90", ptx=True)[0].decode(errors="replace")
+    ptx = linker.link(code, "sm_90", ptx=True)[0].decode(errors="replace")
     body = "\n".join(line for line in ptx.splitlines() if line.startswith("\t"))
     if re.search(r"\bfma\.", body):
         out.append("a fused multiply-add where none is written")

@@ -55,6 +55,7 @@ def test_the_disk_cache_is_warm_without_numba_and_survives_damage(tmp_path, monk
 
 def test_the_cache_key_follows_sources_flags_and_architecture(monkeypatch):
     from rangeops import ops
+    from rangeops.device import linker
     from rangeops.kernels import build, cache
 
     kernel = ops.sema_switch.kernel
@@ -68,7 +69,7 @@ def test_the_cache_key_follows_sources_flags_and_architecture(monkeypatch):
     monkeypatch.setattr(cache, "versions", lambda: "numba 0.0")
     assert build.cache_key(kernel, (("swap", True),), "sm_90") != key
     monkeypatch.undo()
-    monkeypatch.setattr(build, "LINK_OPTIONS", ("-lto",))
+    monkeypatch.setattr(linker, "LINK_OPTIONS", ("-lto",))
     assert build.cache_key(kernel, (("swap", True),), "sm_90") != key
 
 

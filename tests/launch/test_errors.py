@@ -238,5 +238,5 @@ def test_a_wrong_device_is_refused():
             Arena(small_plan(), device="cuda:1")
         return
     arena = Arena(small_plan(), device="cuda:1")
-    with pytest.raises(ValueError, match="the arena lies on cuda:1, the current device is 0"):
+    with pytest.raises(ValueError, match="the arena lies on cuda:1, the current device is cuda:0"):
         ops.adamw.bind(arena)

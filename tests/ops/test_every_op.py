@@ -92,8 +92,8 @@ def test_equals_its_reference_and_touches_nothing_else(op, flags, device):
     after = host_bytes(arena)
     allowed = np.zeros(arena.nbytes, bool)
     for name, _ in op.kernel.arguments:
-        _, span = launch.binding.place(name)
-        role = launch.binding.bound[name].operand.role if name in launch.binding.bound else "state"
+        _, span = launch.binding.locate(name)
+        role = launch.binding.resolved[name].operand.role if name in launch.binding.resolved else "state"
         if span is not None and role != "read":
             allowed[span.base_offset : span.end] = True
     assert not (before != after)[~allowed].any()
@@ -120,7 +120,7 @@ def test_twice_from_one_state_gives_the_same_bits(op, flags, device):
 
 def spans_of(launch):
     flags = {k: v for k, v in launch.binding.flags.items() if k != "half"}
-    return flags | {name: b.span for name, b in launch.binding.bound.items()}
+    return flags | {name: b.span for name, b in launch.binding.resolved.items()}
 
 
 def built():
@@ -138,10 +138,10 @@ def test_a_set_flag_changes_no_byte(op, flags, device):
         launch()
         after = host_bytes(arena)
         if "partials" in dict(op.kernel.arguments):  # a pass that sums writes sums, of nothing then
-            _, span = launch.binding.place("partials")
+            _, span = launch.binding.locate("partials")
             before[span.base_offset : span.end] = after[span.base_offset : span.end]
         if flags.get("clear_grad"):
-            spans = [launch.binding.bound[n].span for n in ("g", "h") if n in launch.binding.bound]
+            spans = [launch.binding.resolved[n].span for n in ("g", "h") if n in launch.binding.resolved]
             for span in spans:
                 before[span.base_offset : span.end] = after[span.base_offset : span.end]
             last = spans[-1]

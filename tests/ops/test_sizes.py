@@ -7,7 +7,7 @@ import pytest
 
 from plan import MemoryPlan, PlanConfig, PlanError, Range
 from rangeops import REGISTRY, Arena, ops
-from rangeops.launch.launch import MAX_BLOCKS, THREADS, grid
+from rangeops.launch.launchers import MAX_BLOCKS, THREADS, grid
 from tests.helpers import get, host_bytes, put, raw_arena, small_plan
 from tests.ops.test_every_op import on_ranges
 
@@ -51,7 +51,7 @@ def test_s02_s03_any_integer_type_gives_the_same_launch(name, kind, device):
         spans[o.name] = Range(kind(256 + 2048 * k), kind(size))
     hyper = {"lr": 0.1} if "lr" in op.hyper else {}
     launch = op.bind(arena, **spans, **hyper)
-    bound = launch.binding.bound[operands[0].name].span
+    bound = launch.binding.resolved[operands[0].name].span
     assert bound == (256, spans[operands[0].name].size)
     assert all(type(x) is int for x in (*bound, launch.count, launch.nbytes, *launch.integers))
     launch()

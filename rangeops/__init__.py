@@ -3,8 +3,8 @@
 from plan import DType, MemoryPlan, PlanConfig, PlanError, Range, Region
 from rangeops import ops
 from rangeops.arena.arena import Arena
-from rangeops.arena.buffer import write_kept
 from rangeops.arena.groups import Groups
+from rangeops.arena.sparse import write_kept
 from rangeops.launch.graph import Graph
 from rangeops.launch.op import REGISTRY, RangeOp, range_op
 from rangeops.optim.step import OptimizerStep

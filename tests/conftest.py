@@ -19,34 +19,15 @@ if not HAVE_GPU:
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from plan import Range  # noqa: E402
-from rangeops import arena  # noqa: E402
-
-if HAVE_GPU and os.environ.get("RANGEOPS_TEST_POOL") == "1":
-    import cupy
-
-    from rangeops.pool import CachingPool, use_in_cupy, use_in_numba
-
-    POOL = CachingPool()
-    use_in_numba(POOL)
-    use_in_cupy(POOL)
-    outside = arena.allocate
-
-    def inside(nbytes, device, unmapped=()):
-        """Return memory of the pool, with whatever lies in it, where ``Arena`` asks for a GPU's."""
-        memory, simulated, _ = outside(0, device)
-        if isinstance(memory, np.ndarray) or unmapped:
-            return outside(nbytes, device, unmapped)
-        with memory.device:
-            return cupy.empty(nbytes, cupy.uint8), simulated, [Range(0, nbytes)]
-
-    arena.allocate = inside
-
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Refuse to run without a GPU where one is required."""
+    """Refuse to run without a GPU where one is required; put the pool under all that allocates."""
     if REQUIRE_GPU and not HAVE_GPU:
         raise pytest.UsageError("RANGEOPS_REQUIRE_GPU=1, but the driver offers no GPU")
+    if HAVE_GPU and os.environ.get("RANGEOPS_TEST_POOL") == "1":
+        from tests.pool.everywhere import use_the_pool
+
+        use_the_pool()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

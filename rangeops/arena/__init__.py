@@ -1,8 +1,8 @@
 """arena: the one allocation of a plan, its views, its scalars, groups and status."""
 
 from rangeops.arena.arena import Arena
-from rangeops.arena.buffer import write_kept
 from rangeops.arena.groups import Groups
+from rangeops.arena.sparse import write_kept
 from rangeops.arena.status import Status
 
 __all__ = ["Arena", "Groups", "Status", "write_kept"]

@@ -1,26 +1,26 @@
 """Arena: the one allocation, typed views of it, scalars, upload and download.
 
 An arena is made for a plan, or wraps a buffer that the caller owns; then it needs no plan.  It
-lies on a GPU, in host memory (``device="cpu"``, where ops run their rules through numba.njit), or
-in host memory played by Numba's simulator.
+lies on a GPU, in host memory (``device="cpu"``, where ops run as compiled loops), or in host memory
+on which Numba's simulator plays the GPU; ``arena.backend`` is that device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
-from plan import DTensor, MemoryPlan, PlanConfig, PlanError, Range, Region
-from plan.chunks import chunks_of
-from plan.region import PARAMETER_KINDS, WEIGHT_KINDS
+from plan import DTensor, MemoryPlan, PlanConfig, PlanError, Range
+from plan.region import PARAMETER_KINDS
 from plan.segments import weight_segments
-from rangeops.arena.buffer import allocate, flat, tensor_view, write_kept
+from rangeops.arena.buffer import flat, tensor_view
 from rangeops.arena.scalars import Scalars
-from rangeops.arena.sparse import check_mapped
-from rangeops.device.streams import current_reader
+from rangeops.arena.sparse import check_mapped, write_kept
+from rangeops.arena.tables import tables_of
+from rangeops.device import find
+from rangeops.device.base import Device
 
 
 class Arena:
@@ -44,11 +44,18 @@ class Arena:
             zeroed.
         unmapped: ranges that are never touched and need no memory, as of ``Shard.unmapped``.
 
+    Attributes:
+        plan: the plan, None for a wrapped buffer.
+        memory, ptr, nbytes: all bytes as a flat uint8 array of CuPy or NumPy; where, how many.
+        backend: the device, as ``rangeops.device.base`` has it.
+        framework: "cupy" or "torch": whose current stream is meant where none is given.
+
     Raises:
         PlanError: plan not finalized, or larger than the memory (both numbers are in the message).
 
     """
 
+    plan: MemoryPlan | None
     unmapped: tuple[Range, ...]
 
     def __init__(
@@ -61,23 +68,28 @@ class Arena:
         if not plan.finalized:
             raise PlanError("Arena: the plan is not finalized, call plan.finalize() first")
         if buffer is None:
-            memory, simulated, stale = allocate(plan.total_bytes, device, unmapped)
-            self._adopt(memory, simulated, "cupy")
+            backend = find(device)
+            memory, stale = backend.allocate(plan.total_bytes, unmapped)
+            self._take(backend, memory, "cupy")
         else:
             if unmapped:
                 raise PlanError("Arena: got a buffer and unmapped, expected one of the two")
-            memory, framework = flat(buffer)
+            self._take(*flat(buffer, device))
             stale = [Range(0, plan.total_bytes)]
-            self._adopt(memory, device == "simulator", framework)
             if self.nbytes < plan.total_bytes:
                 raise PlanError(
                     f"Arena: the buffer holds {self.nbytes} bytes, the plan needs "
                     f"{plan.total_bytes}; give a larger one"
                 )
-        self.plan: MemoryPlan | None = plan
+        self.plan = plan
         self.unmapped = tuple(hole for hole in unmapped if hole.size)
-        with self._cupy().cuda.Device(self.device_id) if self.on_gpu else nullcontext():
-            self._initialize(plan, stale)
+        with self.backend.current():
+            for part in stale:
+                self.memory[part.base_offset : part.end] = 0
+            self.scalars.reset()
+            for name, table in tables_of(plan).items():
+                self[name] = table
+            self.backend.synchronize()  # whoever works on another stream next finds it all done
 
     @classmethod
     def wrap(cls, buffer: Any, device: str | None = None) -> Arena:
@@ -85,57 +97,81 @@ class Arena:
 
         ``buffer`` is a NumPy array, a CuPy array, a torch tensor or anything contiguous with
         ``__cuda_array_interface__`` or DLPack.  Nothing is copied or zeroed.  Host memory is a
-        CPU arena; with ``device="simulator"`` the simulator's kernels run on it.
+        CPU arena, or the simulator's with ``device="simulator"``.
 
         Raises:
             TypeError: none of these. ValueError: not contiguous, or read-only.
 
         """
         self = cls.__new__(cls)
-        memory, framework = flat(buffer)
-        self._adopt(memory, device == "simulator", framework)
-        self.plan = None
+        self._take(*flat(buffer, device))
         return self
 
-    def _adopt(self, memory: Any, simulated: bool, framework: str) -> None:
-        self.memory = memory
-        self.framework = framework
-        self.nbytes = int(memory.nbytes)
-        self.on_gpu = not isinstance(memory, np.ndarray)
-        self.device_id = int(memory.device.id) if self.on_gpu else -1
-        self.simulated = simulated and not self.on_gpu
-        self.ptr = int(memory.data.ptr) if self.on_gpu else int(memory.ctypes.data)
+    def _take(self, backend: Device, memory: Any, framework: str) -> None:
+        self.backend, self.memory, self.framework = backend, memory, framework
+        self.nbytes, self.ptr = int(memory.nbytes), backend.address(memory)
+        self.plan, self.unmapped = None, ()
         self._scalars: Scalars | None = None
-        self.bindings: dict[Any, Any] = {}
-        self.unmapped = ()
+        self._kept: dict[Hashable, Any] = {}
 
-    def _initialize(self, plan: MemoryPlan, stale: Sequence[Range]) -> None:
-        for part in stale:
-            self.memory[part.base_offset : part.end] = 0
-        self.scalars.reset()
-        if "step.segments" not in plan.tensors:
-            return
-        table = weight_segments(plan)
-        self["step.segments"] = table.rows.astype(np.int32)
-        groups = np.ones(plan.tensors["step.groups"].shape, np.float32)
-        groups[1, 1:3] = 0.0
-        self["step.groups"] = groups
-        group = [0 if t.region.kind in WEIGHT_KINDS else 1 for t in table.tensors]
-        self["step.group_of_tensor"] = np.array(group, np.int32)
-        names = "norm.chunks", "norm.folds", "norm.fold_of_tensor"
-        for name, values in zip(names, chunks_of(table.first), strict=True):
-            self[name] = values
-        if self.on_gpu:  # whoever works on another stream next finds all of it done
-            self._cupy().cuda.runtime.deviceSynchronize()
+    def __repr__(self) -> str:
+        """Return device, bytes, kind of plan and number of tensors."""
+        what = "no plan"
+        if self.plan is not None:
+            config = self.plan.config
+            extras = [config.half or "", "ema" if config.ema else ""]
+            names = " ".join(filter(None, (config.kind.label, *extras)))
+            what = f"plan for {names}, {len(self.plan.tensors)} tensors"
+        holes = f", {len(self.unmapped)} unmapped" if self.unmapped else ""
+        return f"<Arena on {self.device}: {self.nbytes:,} bytes, {what}{holes}>"
+
+    def planned(self, what: str, remedy: str = "make it of a finalized plan") -> MemoryPlan:
+        """Return the plan, for ``what`` (its name opens the error) that cannot do without.
+
+        Raises:
+            PlanError: this arena wraps a buffer and has none.
+
+        """
+        if self.plan is None:
+            raise PlanError(f"{what}: got an arena without a plan, expected Arena(plan); {remedy}")
+        return self.plan
+
+    def keep(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what others keep with this arena, made at the first use; it goes when it goes."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     # Views
 
     @property
     def device(self) -> str:
         """Where it lies: "cuda:0", "cpu" or "simulator"."""
-        if self.on_gpu:
-            return f"cuda:{self.device_id}"
-        return "simulator" if self.simulated else "cpu"
+        return self.backend.name
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether its memory is a GPU's, so that views are CuPy arrays."""
+        return self.backend.index >= 0
+
+    @property
+    def device_id(self) -> int:
+        """Number of its GPU, -1 in host memory."""
+        return self.backend.index
+
+    @property
+    def simulated(self) -> bool:
+        """Whether Numba's simulator runs its kernels."""
+        return self.backend.kind == "simulator"
+
+    @property
+    def bindings(self) -> dict[Any, Any]:
+        """What convenience calls keep with this arena."""
+        return self.keep("bindings", dict)
+
+    def current_device(self) -> int:
+        """Return the number of the GPU that this thread works on."""
+        return find("cuda").index
 
     def ptr_at(self, offset: int) -> int:
         """Return the raw address of byte ``offset``."""
@@ -163,21 +199,23 @@ class Arena:
         return tensor_view(self.memory, found)
 
     def __setitem__(self, tensor: DTensor | str, values: Any) -> None:
-        """Write a tensor from a scalar, a NumPy or a CuPy array; its padding is not touched."""
+        """Write a tensor from a scalar, a NumPy or a CuPy array; its padding is not touched.
+
+        On a GPU the copy follows CuPy's current stream.
+        """
         view = self[tensor]
-        if self.on_gpu and isinstance(values, np.ndarray):
-            values = self._cupy().asarray(values.astype(view.dtype, copy=False))
-        view[...] = values
+        view[...] = self.backend.array(values, view.dtype)
 
     def download(self, tensor: DTensor | str) -> np.ndarray:
         """Return a copy of a tensor in host memory, after the current stream's work."""
-        view = self[tensor]
-        return np.asarray(view.get()) if self.on_gpu else view.copy()
+        found = self.tensor(tensor)
+        raw = self.read(Range(found.offset, found.nbytes))
+        view = tensor_view(raw, found, found.offset)
+        return view if view.flags.c_contiguous else view.copy()
 
     def initialize(self) -> None:
         """Write every region's initial value: variances and norm scales 1, the rest stays."""
-        assert self.plan is not None
-        for tensor in self.plan:
+        for tensor in self.planned("arena.initialize"):
             if tensor.region.initial:
                 write_kept(self, tensor, tensor.region.initial)
 
@@ -190,21 +228,15 @@ class Arena:
             RuntimeError: the stream is capturing; a graph would read the host's memory later.
 
         """
-        if not self.on_gpu:
-            self.view(Range(offset, values.nbytes))[:] = np.ascontiguousarray(values).view("u1")
-            return
-        runtime = self._cupy().cuda.runtime
+        source = np.ascontiguousarray(values)
+        self._check_inside("write", Range(offset, source.nbytes))
         stream = self.current_stream()
-        if self.capturing():
+        if self.backend.capturing(stream):
             raise RuntimeError(
                 "arena: got a host write while the stream is capturing, expected it outside; "
                 "set scalars before or after the capture, the graph reads them at replay"
             )
-        # Pageable memory below 64 KiB is staged before the call returns, so `values` may go away.
-        source = np.ascontiguousarray(values)
-        runtime.memcpyAsync(self.ptr_at(offset), source.ctypes.data, source.nbytes, 1, stream)
-        if source.nbytes >= 1 << 16:
-            runtime.streamSynchronize(stream)
+        self.backend.upload(self.ptr_at(offset), source, stream)
 
     def read(self, span: Range, dtype: str = "u1") -> np.ndarray:
         """Return a host copy of a byte range, after the current stream's work.
@@ -213,47 +245,45 @@ class Arena:
             RuntimeError: the stream is capturing.
 
         """
-        check_mapped(self.unmapped, "read", span)
-        if not self.on_gpu:
-            return self.view(span, dtype).copy()
-        runtime = self._cupy().cuda.runtime
+        self._check_inside("read", span)
         stream = self.current_stream()
-        if self.capturing():
+        if self.backend.capturing(stream):
             raise RuntimeError(
                 "arena: got a host read while the stream is capturing, expected it outside; "
                 "read after the replay"
             )
         out = np.empty(span.size, np.uint8)
-        runtime.memcpyAsync(out.ctypes.data, self.ptr_at(span.base_offset), span.size, 2, stream)
-        runtime.streamSynchronize(stream)
+        self.backend.download(out, self.ptr_at(span.base_offset), stream)
         return out.view(dtype)
+
+    def _check_inside(self, what: str, span: Range) -> None:
+        if span.base_offset < 0 or span.end > self.nbytes:
+            raise PlanError(
+                f"arena: {what} got bytes {span.base_offset} .. {span.end}, expected them inside "
+                f"0 .. {self.nbytes}; give a range of this arena"
+            )
+        check_mapped(self.unmapped, what, span)
 
     def current_stream(self) -> int:
         """Return the raw handle of the stream that the caller's framework works on."""
-        return current_reader(self.device_id, self.framework)()
-
-    def current_device(self) -> int:
-        """Return the number of the GPU that this thread works on."""
-        return int(self._cupy().cuda.runtime.getDevice())
+        return self.backend.stream_reader(self.framework)()
 
     def capturing(self) -> bool:
         """Return whether the current stream is being captured into a graph."""
-        if not self.on_gpu:
-            return False
-        return bool(self._cupy().cuda.runtime.streamIsCapturing(self.current_stream()))
+        return self.backend.capturing(self.current_stream())
 
     def nonfinite_tensor(self) -> str | None:
         """Return the name of the first weight whose gradient ``check_nan`` found not finite.
 
         Speaks of the step being checked, or else of the last skipped one; waits for the device.
         """
-        assert self.plan is not None
+        plan = self.planned("arena.nonfinite_tensor")
         granule = self.scalars.first_nonfinite
         if granule == 2**31 - 1:
             granule = self.scalars.nonfinite_granule
         if granule == 2**31 - 1:
             return None
-        table = weight_segments(self.plan)
+        table = weight_segments(plan)
         return table.tensors[table.rows[granule]].name
 
     @property
@@ -265,27 +295,8 @@ class Arena:
                 "give hyper-parameters to the op, then use launch.set(...)"
             )
         if self._scalars is None:
-            plan = self.plan
-            base = {
-                "fp32": plan.range(Region.S_SCALAR_FP32).base_offset,
-                "int32": plan.range(Region.S_SCALAR_INT32).base_offset,
-            }
-
-            def upload(kind: str, element: int, values: np.ndarray) -> None:
-                self.write(base[kind] + 4 * element, values)
-
-            def download(kind: str, element: int) -> Any:
-                dtype = "f4" if kind == "fp32" else "i4"
-                return self.read(Range(base[kind] + 4 * element, 4), dtype)[0].item()
-
-            self._scalars = Scalars(upload, download)
+            self._scalars = Scalars(self, self.plan)
         return self._scalars
-
-    @staticmethod
-    def _cupy() -> Any:
-        import cupy
-
-        return cupy
 
 
 def private_arena(beside: Arena) -> Arena:

@@ -16,6 +16,7 @@ import numpy as np
 from plan import DTensor, PlanError
 from plan.scratch import GROUP_FLOATS, MAX_GROUPS
 from rangeops.arena.scalars import check
+from rangeops.arena.tables import GROUP_OF, GROUPS
 
 if TYPE_CHECKING:
     from rangeops.arena.arena import Arena
@@ -46,8 +47,15 @@ class Groups:
         self._arena = arena
         self._tensors = arena.plan.weights()
         self._names = ["decay", "no_decay"]
-        self._table = arena.plan.tensors["step.groups"].offset
-        self._group_of = arena.download("step.group_of_tensor")
+        self._table = arena.plan.tensors[GROUPS].offset
+        self._group_of = arena.download(GROUP_OF)
+
+    def __repr__(self) -> str:
+        """Return how many tensors each group has, and how many are frozen."""
+        index = np.maximum(self._group_of, -1 - self._group_of)
+        counts = [f"{name} {(index == k).sum()}" for k, name in enumerate(self._names)]
+        frozen = len(self.skipped)
+        return f"<Groups on {self._arena.device}: {', '.join(counts)} tensors, {frozen} frozen>"
 
     def add(
         self,
@@ -155,6 +163,5 @@ class Groups:
         )
 
     def _upload(self) -> None:
-        assert self._arena.plan is not None
-        offset = self._arena.plan.tensors["step.group_of_tensor"].offset
+        offset = self._arena.tensor(GROUP_OF).offset
         self._arena.write(offset, self._group_of)

@@ -8,26 +8,26 @@ setting ``beta1`` also sets ``one_minus_beta1``.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
+from plan import MemoryPlan, Range, Region
 from plan.scalars import DEVICE_OWNED, FP32_SCALARS, INT32_SCALARS, fp32_index, int32_index
+from rangeops.arena.fields import COMPLEMENTS, NAMES, ScalarFields
 
-_COMPLEMENTS = {
-    "beta1": "one_minus_beta1",
-    "beta2": "one_minus_beta2",
-    "dampening": "one_minus_dampening",
-    "ema_decay": "one_minus_ema_decay",
-}
+__all__ = ["NAMES", "Scalars", "check"]
+
 _SHORT_OF_ONE = ("beta1", "beta2")
 _UP_TO_ONE = ("ema_decay", "dampening", "one_minus_ema_decay", "one_minus_dampening")
 _POSITIVE = ("eps", "loss_scale", "grad_scale", "min_loss_scale", "max_loss_scale", "ranks")
 _POSITIVE_INT = ("growth_interval", "hysteresis", "batch_size", "global_batch_size")
 
-NAMES = frozenset(FP32_SCALARS) | frozenset(INT32_SCALARS) | frozenset(_COMPLEMENTS)
-"""Every name that ``set`` takes."""
+_TABLES = (
+    ("fp32", FP32_SCALARS, fp32_index),
+    ("int32", INT32_SCALARS, int32_index),
+)
+"""Kind, names with initial values, and the place of a name in its region in elements."""
 
 
 def check(name: str, value: float) -> None:
@@ -58,53 +58,71 @@ def check(name: str, value: float) -> None:
         raise ValueError(f"{name}: got {value}, expected a whole number below 2**31")
 
 
-class Scalars:
+class Memory(Protocol):
+    """What scalars need of the arena that they lie in."""
+
+    def write(self, offset: int, values: np.ndarray) -> None:
+        """Copy host values to byte ``offset`` in order of the current stream."""
+
+    def read(self, span: Range, dtype: str) -> np.ndarray:
+        """Return a host copy of a byte range, after the current stream's work."""
+
+
+class Scalars(ScalarFields):
     """Named scalars of one arena, read and written by attribute.
 
     Reading a scalar of the host costs nothing; reading one that the device changes (loss_scale,
     step, found_inf …) waits for the device.
     """
 
-    _upload: Callable[[str, int, np.ndarray], None]
+    _memory: Memory
+    _base: dict[str, int]
+    _mirror: dict[str, np.ndarray]
 
-    def __init__(
-        self,
-        upload: Callable[[str, int, np.ndarray], None],
-        download: Callable[[str, int], Any],
-    ) -> None:
-        """Take the arena's ``upload(kind, element, values)`` and ``download(kind, element)``."""
-        fp32 = np.zeros(fp32_index(list(FP32_SCALARS)[-1]) + 1, np.float32)
-        int32 = np.zeros(int32_index(list(INT32_SCALARS)[-1]) + 1, np.int32)
-        for name, value in FP32_SCALARS.items():
-            fp32[fp32_index(name)] = value
-        for key, count in INT32_SCALARS.items():
-            int32[int32_index(key)] = count
-        object.__setattr__(self, "_mirror", {"fp32": fp32, "int32": int32})
-        object.__setattr__(self, "_upload", upload)
-        object.__setattr__(self, "_download", download)
+    def __init__(self, memory: Memory, plan: MemoryPlan) -> None:
+        base, mirror = {}, {}
+        regions, types = (Region.S_SCALAR_FP32, Region.S_SCALAR_INT32), (np.float32, np.int32)
+        for (kind, table, index), region, dtype in zip(_TABLES, regions, types, strict=True):
+            base[kind] = plan.range(region).base_offset
+            mirror[kind] = np.zeros(index(list(table)[-1]) + 1, dtype)
+            for name, value in table.items():
+                mirror[kind][index(name)] = value
+        for attribute, own in (("_memory", memory), ("_base", base), ("_mirror", mirror)):
+            object.__setattr__(self, attribute, own)
+
+    def __repr__(self) -> str:
+        """Return the scalars of the host that are not as in a fresh arena; asks no device."""
+        changed = [
+            f"{name}={self.get(name):g}"
+            for _, table, _ in _TABLES
+            for name, value in table.items()
+            if name not in DEVICE_OWNED and self.get(name) != np.float32(value)
+        ]
+        counts = f"{len(FP32_SCALARS)} fp32, {len(INT32_SCALARS)} int32"
+        return f"<Scalars: {counts}; {', '.join(changed) or 'all as in a fresh arena'}>"
 
     def reset(self) -> None:
         """Write the initial value of every scalar."""
         for kind, mirror in self._mirror.items():
             self._upload(kind, 0, mirror)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return the value of scalar ``name``."""
-        for kind, table, index in (
-            ("fp32", FP32_SCALARS, fp32_index),
-            ("int32", INT32_SCALARS, int32_index),
-        ):
-            if name in table:
-                if name in DEVICE_OWNED:
-                    return self._download(kind, index(name))
-                return self._mirror[kind][index(name)].item()
-        if name in _COMPLEMENTS:
-            return 1.0 - float(getattr(self, _COMPLEMENTS[name]))
-        raise AttributeError(f"scalars: no scalar is named {name!r}")
+    def get(self, name: str) -> Any:
+        """Return scalar ``name``, waiting for the device if that is who changes it.
 
-    def __setattr__(self, name: str, value: float) -> None:
-        """Write scalar ``name`` in stream order."""
-        self.set(**{name: value})
+        Raises:
+            KeyError: no such scalar.
+
+        """
+        for kind, table, index in _TABLES:
+            if name in table and name in DEVICE_OWNED:
+                span = Range(self._base[kind] + 4 * index(name), 4)
+                return self._memory.read(span, "f4" if kind == "fp32" else "i4")[0].item()
+            if name in table:
+                return self._mirror[kind][index(name)].item()
+        return 1.0 - float(self.get(COMPLEMENTS[name]))
+
+    def _upload(self, kind: str, element: int, values: np.ndarray) -> None:
+        self._memory.write(self._base[kind] + 4 * element, values)
 
     def set(self, **values: float) -> None:
         """Write several scalars; neighbours of one type are one upload.
@@ -117,16 +135,13 @@ class Scalars:
             check(name, value)
         full: dict[str, float] = {}
         for name, value in values.items():
-            if name in _COMPLEMENTS:
-                full[_COMPLEMENTS[name]] = 1.0 - value
+            if name in COMPLEMENTS:
+                full[COMPLEMENTS[name]] = 1.0 - value
             if name in FP32_SCALARS or name in INT32_SCALARS:
                 full[name] = value
             if name == "loss_scale":
                 full["grad_scale"] = value
-        for kind, table, index in (
-            ("fp32", FP32_SCALARS, fp32_index),
-            ("int32", INT32_SCALARS, int32_index),
-        ):
+        for kind, table, index in _TABLES:
             mirror = self._mirror[kind]
             for owned in (False, True):
                 places = [index(n) for n in full if n in table and (n in DEVICE_OWNED) == owned]

@@ -1,44 +1,21 @@
-"""sparse: addresses for a whole arena, memory only for the parts that are used.
+"""sparse: arenas with unmapped ranges, which have addresses and no memory.
 
-A rank of a sharded step never touches much of what other ranks own (``Shard.unmapped``).  Its
-arena keeps all addresses, so that every range lies where the plan says, and has no memory behind
-these: on a GPU by the driver's virtual memory calls, in pages of 2 MiB; on the CPU because a page
-that was never touched is not there.
+A rank of a sharded step never touches much of what other ranks own (``Shard.unmapped``); see
+``rangeops.device.pages`` for how a GPU and the host leave such ranges without memory.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-from plan import PlanError, Range
+import numpy as np
 
+from plan import DTensor, PlanError, Range
+from rangeops.arena.buffer import NUMPY
+from rangeops.device.pages import outside
 
-def outside(unmapped: Sequence[Range], span: Range) -> list[Range]:
-    """Return the parts of a range that no hole takes, in order.
-
-    >>> outside([Range(15, 50)], Range(0, 100))
-    [Range(base_offset=0, size=15), Range(base_offset=65, size=35)]
-    """
-    out, at = [], span.base_offset
-    for hole in sorted(unmapped):
-        if hole.size and at < hole.end and hole.base_offset < span.end:
-            if hole.base_offset > at:
-                out.append(Range(at, hole.base_offset - at))
-            at = hole.end
-    return [*out, Range(at, span.end - at)] if span.end > at else out
-
-
-def backed(nbytes: int, unmapped: Sequence[Range], page: int) -> list[Range]:
-    """Return the parts with memory: all but the whole pages inside unmapped, in order.
-
-    >>> backed(100, [Range(15, 50)], page=10)
-    [Range(base_offset=0, size=20), Range(base_offset=60, size=40)]
-    """
-    pages = [(-(-hole.base_offset // page) * page, hole.end // page * page) for hole in unmapped]
-    empty = [Range(first, last - first) for first, last in pages if last > first]
-    return outside(empty, Range(0, nbytes))
+__all__ = ["check_mapped", "outside", "write_kept"]
 
 
 def check_mapped(unmapped: Sequence[Range], what: str, span: Range) -> None:
@@ -57,90 +34,28 @@ def check_mapped(unmapped: Sequence[Range], what: str, span: Range) -> None:
             )
 
 
-class Reserved:
-    """The driver's reservation and pages; they go when nothing holds this object.
+def write_kept(arena: Any, tensor: DTensor | str, values: Any) -> None:
+    """Write what an arena keeps of a tensor, all but its unmapped, from the values of all of it.
 
-    Attributes:
-        page: bytes of a page.
-        ptr: the first address.
-        pages: (address, bytes, handle) of what has memory.
+    >>> from plan import MemoryPlan, PlanConfig
+    >>> from rangeops import Arena
+    >>> plan = MemoryPlan(PlanConfig("sgd"))
+    >>> w = plan.parameter("w", "fc_weight", (2, 300)).weight
+    >>> arena = Arena(plan.finalize(), device="cpu", unmapped=[Range(w.offset, 1024)])
+    >>> write_kept(arena, "w", 3.0)
+    >>> float(arena.view(Range(w.offset + 1024, 4), "f4")[0])
+    3.0
 
-    """
-
-    def __init__(self, nbytes: int, device: int) -> None:
-        from cuda.bindings import driver
-
-        self._driver = driver
-        kind = driver.CUmemAllocationProp()
-        kind.type = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
-        kind.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
-        kind.location.id = device
-        self._kind = kind
-        self.pages: list[tuple[int, int, Any]] = []
-        self.ptr = 0
-        least = driver.CUmemAllocationGranularity_flags.CU_MEM_ALLOC_GRANULARITY_MINIMUM
-        self.page = int(self._call("cuMemGetAllocationGranularity", kind, least))
-        self._size = -(-nbytes // self.page) * self.page
-        self.ptr = int(self._call("cuMemAddressReserve", self._size, 0, 0, 0))
-
-    def _call(self, name: str, *arguments: Any) -> Any:
-        error, *values = getattr(self._driver, name)(*arguments)
-        if error:
-            raise PlanError(
-                f"Arena: {name} says {error.name}, expected memory; plan a smaller model"
-            )
-        return values[0] if values else None
-
-    def back(self, part: Range) -> None:
-        """Put memory behind a part that starts on a page.
-
-        Raises:
-            PlanError: the driver has not enough.
-
-        """
-        size = -(-part.size // self.page) * self.page
-        at = self.ptr + part.base_offset
-        handle = self._call("cuMemCreate", size, self._kind, 0)
-        self._call("cuMemMap", at, size, 0, handle, 0)
-        self.pages.append((at, size, handle))
-        access = self._driver.CUmemAccessDesc()
-        access.location = self._kind.location
-        access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
-        self._call("cuMemSetAccess", at, size, [access], 1)
-
-    def close(self) -> None:
-        """Give pages and addresses back, after the work on them."""
-        if self.pages:
-            self._call("cuCtxSynchronize")
-        while self.pages:
-            at, size, handle = self.pages.pop()
-            self._call("cuMemUnmap", at, size)
-            self._call("cuMemRelease", handle)
-        if self.ptr:
-            self._call("cuMemAddressFree", self.ptr, self._size)
-            self.ptr = 0
-
-    def __del__(self) -> None:
-        """Close, unless Python ends and takes the context along."""
-        if not sys.is_finalizing():
-            self.close()
-
-
-def reserve(nbytes: int, unmapped: Sequence[Range], device: int) -> tuple[Any, list[Range]]:
-    """Return a flat uint8 array on a GPU, and the parts of it that have memory.
-
-    Raises:
-        PlanError: the driver has not enough.
+    Args:
+        arena: an arena, with unmapped or without.
+        tensor: a tensor of its plan, or its name.
+        values: NumPy array of the tensor's shape, or a scalar; bf16 as uint16 bits.
 
     """
-    import cupy
-
-    with cupy.cuda.Device(device):
-        cupy.cuda.runtime.free(0)  # makes the context, which the driver's own calls need
-        found = Reserved(nbytes, device)
-        parts = backed(nbytes, unmapped, found.page)
-        for part in parts:
-            found.back(part)
-        memory = cupy.cuda.UnownedMemory(found.ptr, nbytes, found, device)
-        block = cupy.cuda.MemoryPointer(memory, 0)
-        return cupy.ndarray(nbytes, cupy.uint8, memptr=block), parts
+    descriptor = arena.tensor(tensor)
+    whole = np.zeros(descriptor.padded_shape, NUMPY[descriptor.dtype])
+    whole[..., : descriptor.shape[-1]] = values
+    raw = whole.reshape(-1).view("u1")
+    for part in outside(arena.unmapped, Range(descriptor.offset, descriptor.nbytes)):
+        first = part.base_offset - descriptor.offset
+        arena.write(part.base_offset, raw[first : first + part.size])

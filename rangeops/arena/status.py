@@ -8,11 +8,11 @@ one, which is for the work before it and for nothing enqueued later.
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from plan import PlanError, Range
+from plan import Range
 from rangeops.arena.arena import Arena
 from rangeops.device.streams import handle_of
 
@@ -44,7 +44,13 @@ class Snapshot:
     grad_norm: float
 
 
-class Status:
+if TYPE_CHECKING:
+    _Fields = Snapshot
+else:
+    _Fields = object
+
+
+class Status(_Fields):
     """Snapshots of one arena's device scalars.
 
     Attributes of a snapshot can be read off this object: ``status.step`` waits as ``read`` does.
@@ -55,25 +61,20 @@ class Status:
     """
 
     def __init__(self, arena: Arena) -> None:
-        if arena.plan is None:
-            raise PlanError("status: got an arena without a plan, expected Arena(plan); plan first")
-        places = [(f.name, *arena.plan.scalar(f.name)) for f in fields(Snapshot)]
+        plan = arena.planned("status", "plan first")
+        places = [(f.name, *plan.scalar(f.name)) for f in fields(Snapshot)]
         first = min(offset for _, offset, _ in places)
         self._span = Range(first, max(offset for _, offset, _ in places) + 4 - first)
         self._places = [(name, offset - first, dtype) for name, offset, dtype in places]
         self._arena = arena
         self._posted = 0
-        self._slots: list[tuple[np.ndarray, Any]] = []
-        if arena.on_gpu:
-            # All of them now: to pin memory later would wait for the device (seen on an H200).
-            self._slots = [self._slot() for _ in range(SLOTS)]
+        # All of them now: to pin memory later would wait for the device (seen on an H200).
+        device = arena.backend
+        self._slots = [(device.pinned(self._span.size), device.event()) for _ in range(SLOTS)]
 
-    def _slot(self) -> tuple[np.ndarray, Any]:
-        import cupy
-
-        pinned = cupy.cuda.alloc_pinned_memory(self._span.size)
-        memory = np.frombuffer(pinned, np.uint8, self._span.size)
-        return memory, cupy.cuda.Event(disable_timing=True)
+    def __repr__(self) -> str:
+        """Return the newest snapshot that has arrived; waits for nothing."""
+        return f"<Status of {self._arena.device}: {self._posted} posted, latest {self.latest()}>"
 
     def post(self, stream: Any = None) -> None:
         """Enqueue a snapshot on ``stream`` (default: the framework's current one).
@@ -82,33 +83,24 @@ class Status:
             RuntimeError: the stream is capturing; ask after the replay.
 
         """
-        arena = self._arena
-        if not arena.on_gpu:
-            self._slots = [(arena.read(self._span), None)]
-            self._posted = 1
-            return
+        arena, device = self._arena, self._arena.backend
         if arena.capturing():
             raise RuntimeError(
                 "status: got a snapshot while the stream is capturing, expected it outside; "
                 "post one after the replay"
             )
-        import cupy
-
         memory, event = self._slots[self._posted % SLOTS]
-        if self._posted >= SLOTS:
-            event.synchronize()
+        event.synchronize()
         handle = arena.current_stream() if stream is None else handle_of(stream)
-        source = arena.ptr_at(self._span.base_offset)
-        runtime = cupy.cuda.runtime
-        runtime.memcpyAsync(memory.ctypes.data, source, self._span.size, 2, handle)
-        runtime.eventRecord(event.ptr, handle)
+        device.download(memory, arena.ptr_at(self._span.base_offset), handle, wait=False)
+        event.record(handle)
         self._posted += 1
 
     def latest(self) -> Snapshot | None:
         """Return the newest snapshot that has arrived, None before the first; never waits."""
         for back in range(min(self._posted, SLOTS)):
             memory, event = self._slots[(self._posted - 1 - back) % SLOTS]
-            if event is None or event.done:
+            if event.done:
                 return self._parse(memory)
         return None
 
@@ -122,15 +114,16 @@ class Status:
         if not self._posted:
             raise RuntimeError("status: got no snapshot yet, expected post() before read()")
         memory, event = self._slots[(self._posted - 1) % SLOTS]
-        if event is not None:
-            event.synchronize()
+        event.synchronize()
         return self._parse(memory)
 
-    def __getattr__(self, name: str) -> Any:
-        """Return a field of the newest snapshot, waiting for it."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.read(), name)
+    if not TYPE_CHECKING:  # which knows the fields from Snapshot
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a field of the newest snapshot, waiting for it."""
+            if name not in Snapshot.__dataclass_fields__:
+                raise AttributeError(f"status: no field is named {name!r}")
+            return getattr(self.read(), name)
 
     def _parse(self, memory: np.ndarray) -> Snapshot:
         values = {

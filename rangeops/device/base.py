@@ -89,9 +89,6 @@ class Device(Protocol):
 
         """
 
-    def adopt(self, buffer: Any) -> Any:
-        """Return memory of another library as an array of this device's kind, not copied."""
-
     def address(self, memory: Any) -> int:
         """Return the address of the first byte of an array on this device."""
 
@@ -103,9 +100,6 @@ class Device(Protocol):
 
     def array(self, values: Any, dtype: Any) -> Any:
         """Return host values as what a view of this device's memory can be assigned from."""
-
-    def host(self, view: Any) -> np.ndarray:
-        """Return a host copy of a view of this device's memory, after the current stream's work."""
 
     # Copies, in order of a stream
 

@@ -1,4 +1,4 @@
-"""Streams of every library as one kind, and which GPUs there are."""
+"""Streams of every library as one kind, the raw handle, and how many GPUs there are."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import Any
 
 LEGACY = 1
 """The driver's name for the legacy default stream, which other libraries call handle 0."""
+
+PER_THREAD = 2
+"""The driver's name for the per-thread default stream, another stream in every thread."""
 
 
 def library() -> str:
@@ -50,6 +53,21 @@ def handle_of(stream: Any) -> int:
         f"stream: got {type(stream).__name__}, expected a CuPy, torch, numba or cuda.core stream "
         "or a raw handle; give one of these"
     )
+
+
+def same_stream(handle: int) -> int:
+    """Return one handle for one stream: 1 and 0 are both the legacy default stream.
+
+    Raises:
+        ValueError: the per-thread default stream.
+
+    """
+    if handle == PER_THREAD:
+        raise ValueError(
+            "pool: got the per-thread default stream, one handle for a stream in every thread, "
+            "expected a stream of its own; make one and use it in this thread"
+        )
+    return 0 if handle == LEGACY else handle
 
 
 def current_reader(device_id: int, framework: str) -> Callable[[], int]:

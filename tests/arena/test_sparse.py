@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from plan import PlanConfig, PlanError, Range
 from plan.models import ParameterSpec, plan_model
 from rangeops import Arena, ops, write_kept
-from rangeops.arena.sparse import Reserved, backed, outside
+from rangeops.device.pages import Reserved, backed, outside
 from rangeops.ranks import Shard
 from tests.helpers import small_plan
 

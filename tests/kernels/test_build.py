@@ -77,3 +77,31 @@ def test_a_read_only_cache_is_no_error(tmp_path, monkeypatch):
     monkeypatch.setenv("RANGEOPS_CACHE_DIR", "/proc/none")
     done = without_simulator("-c", CACHE)
     assert done.returncode == 0 and int(done.stdout.split()[0]) > 1000
+
+
+FIRST_STEP = """
+import sys
+from plan.models import mlp, plan_model
+from rangeops import Arena, OptimizerStep, PlanConfig
+arena = Arena(plan_model(mlp((64, 32)), PlanConfig("adamw", half="fp16", ema=True)), device="cpu")
+step = OptimizerStep(arena, lr=1e-3, loss_scale=1024.0, clip_norm=1.0)
+step()
+print(arena.scalars.step, "numba" in sys.modules)
+"""
+
+
+def test_a_warm_process_takes_a_step_on_the_cpu_without_numba(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANGEOPS_CACHE_DIR", str(tmp_path))
+    cold, warm = (without_simulator("-c", FIRST_STEP).stdout.split() for _ in range(2))
+    assert cold == ["1", "True"] and warm == ["1", "False"]
+
+
+def test_ops_that_share_a_kernel_share_its_code(tmp_path, monkeypatch):
+    from rangeops import ops
+    from rangeops.kernels import build
+
+    monkeypatch.setenv("RANGEOPS_CACHE_DIR", str(tmp_path))
+    assert ops.adam.kernel is ops.adamw.kernel
+    flags = tuple(sorted(next(ops.adam.variants()).items()))
+    assert build.cpu_object(ops.adam.kernel, flags) == build.cpu_object(ops.adamw.kernel, flags)
+    assert len(list(tmp_path.glob("*.o"))) == 1

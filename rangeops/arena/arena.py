@@ -159,20 +159,6 @@ class Arena:
         """Number of its GPU, -1 in host memory."""
         return self.backend.index
 
-    @property
-    def simulated(self) -> bool:
-        """Whether Numba's simulator runs its kernels."""
-        return self.backend.kind == "simulator"
-
-    @property
-    def bindings(self) -> dict[Any, Any]:
-        """What convenience calls keep with this arena."""
-        return self.keep("bindings", dict)
-
-    def current_device(self) -> int:
-        """Return the number of the GPU that this thread works on."""
-        return find("cuda").index
-
     def ptr_at(self, offset: int) -> int:
         """Return the raw address of byte ``offset``."""
         return self.ptr + int(offset)

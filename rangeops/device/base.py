@@ -155,14 +155,14 @@ class Device(Protocol):
         """
 
 
-class Compiled(Protocol):
-    """A device that runs kernels compiled ahead: what ``rangeops.launch`` asks of it."""
+class Gpu(Device, Protocol):
+    """A device that runs kernels compiled to its own code."""
 
     @property
     def architecture(self) -> str:
-        """For what code is compiled: "sm_90", or the host's processor."""
+        """For what code is linked: "sm_90"."""
 
-    def load(self, code: bytes, entry: str) -> Any:
+    def load(self, code: bytes, entry: str = "") -> Any:
         """Return the function ``entry`` of compiled code; "" for the only one."""
 
     def launcher(
@@ -182,6 +182,6 @@ class Compiled(Protocol):
             threads: threads a block.
             pointers: addresses, the kernel's first arguments.
             integers: int64 values, the kernel's other arguments.
-            what: the name that an error says.
+            what: the name of the kernel that an error says.
 
         """

@@ -70,9 +70,8 @@ def packed_launcher(
     at = ctypes.addressof(places)
     kernel = driver.CUfunction(int(function.handle))
     shape = (kernel, blocks, 1, 1, threads, 1, 1, 0)
-    kept = function, values, places
 
-    def launch(stream: int, kept: Any = kept) -> None:
+    def launch(stream: int, kept: Any = (function, values, places)) -> None:
         (error,) = driver.cuLaunchKernel(*shape, stream or LEGACY, at, 0)
         if error:
             raise RuntimeError(

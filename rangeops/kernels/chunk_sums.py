@@ -11,7 +11,8 @@ A warp takes a chunk on the GPU, a core a run of chunks on the CPU, and both fol
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,112 +25,140 @@ from rangeops.kernels.gpu_text import clear_lines, load_lines, stage_lines
 from rangeops.kernels.reference import Piece
 from rangeops.kernels.source import Text, function_of
 from rangeops.kernels.spec import Kernel, Operand, arguments_of
-from rangeops.kernels.stages import LIVE, Elementwise, Stage, constants, place, row_of
+from rangeops.kernels.stages import (
+    LIVE,
+    Elementwise,
+    Stage,
+    constants,
+    place,
+    row_of,
+    rules_of,
+    scope,
+)
 
 
-def _parameters(d: Elementwise, gated: bool) -> list[str]:
-    state = ("segments", "chunks", "c", "k") if gated else ("chunks",)
-    return [*(o.name for o in d.operands), *state, "partials", "half_start", "count"]
+@dataclass(frozen=True)
+class _Sums:
+    """What ``chunk_sums`` was given; see there."""
+
+    d: Elementwise
+    terms: Stage
+    maximum: int
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        gated = ("segments", "chunks", "c", "k") if self.d.gated else ("chunks",)
+        return (*gated, "partials")
+
+    @property
+    def parameters(self) -> list[str]:
+        return [*(o.name for o in self.d.operands), *self.state, "half_start", "count"]
+
+    @property
+    def quantities(self) -> range:
+        return range(len(self.terms.targets))
+
+    def clears(self, flags: Mapping[str, Any]) -> bool:
+        return bool(self.d.clears and flags.get(self.d.clears))
+
+    def partial(self, q: int, count: str) -> str:
+        return f"partials[{f'{q} * {count} + ' if q else ''}w]"
 
 
-def _gpu_text(d: Elementwise, terms: Stage, maximum: int, flags: Mapping[str, Any]) -> str:
-    text = Text(d.name, _parameters(d, d.gated))
-    lanes, quantities = range(4), range(len(terms.targets))
+def _gpu_text(s: _Sums, flags: Mapping[str, Any]) -> str:
+    d, text = s.d, Text(s.d.name, s.parameters)
     text.add("w = thread() >> int64(5)", "if w >= count:", "    return")
     text.add("first, granules, start = chunk(chunks, w)", "left, zero = int64(4), float32(0)")
     if d.gated:
         text.add(f"row = {row_of('first')}", f"live = {LIVE}")
-    text.add(*(f"sum{q} = float64(0)" for q in quantities))
+    text.add(*(f"sum{q} = float64(0)" for q in s.quantities))
     text.add("for r in range(granules):")
     with text.indented():
-        text.add("i = start + r * int64(GRANULE)")
-        if d.gated:
-            text.add("if live:")
+        text.add("i = start + r * int64(GRANULE)", *(["if live:"] if d.gated else []))
         with text.indented(d.gated):
             for operand in d.loaded(flags):
                 text.lines(load_lines(d, operand, flags))
-            text.lines(stage_lines(d, flags, lanes))
-            for n in lanes:
-                targets = ", ".join(f"t{q}_{n}" for q in quantities)
-                values = ", ".join(f"float64({a}{n})" for a in terms.arguments)
-                text.add(f"{targets} = terms({values})")
-            for q in quantities:
-                t = [f"t{q}_{n}" for n in lanes]
-                if q == maximum:
-                    text.add(f"sum{q} = max(sum{q}, max(max({t[0]}, {t[1]}), max({t[2]}, {t[3]})))")
-                else:
-                    text.add(f"sum{q} = sum{q} + (({t[0]} + {t[1]}) + ({t[2]} + {t[3]}))")
-        if d.clears and flags.get(d.clears):
+            text.lines(stage_lines(d, flags, range(4)))
+            text.lines(_gpu_terms(s))
+        if s.clears(flags):
             text.lines(clear_lines(d, flags))
-    for q in quantities:
-        text.add(f"sum{q} = warp_{'max' if q == maximum else 'sum'}(sum{q})")
+    text.add(*(f"sum{q} = warp_{'max' if q == s.maximum else 'sum'}(sum{q})" for q in s.quantities))
     text.add("if (thread() & int64(31)) == 0:")
-    text.add(*(f"    partials[{f'{q} * count + ' if q else ''}w] = sum{q}" for q in quantities))
+    text.add(*(f"    {s.partial(q, 'count')} = sum{q}" for q in s.quantities))
     return text.written()
 
 
-def _cpu_text(d: Elementwise, terms: Stage, maximum: int, flags: Mapping[str, Any]) -> str:
-    text = Text(d.name, [*_parameters(d, d.gated), "start", "stop"])
-    quantities = range(len(terms.targets))
-    scaled = d.scaled in {o.name for o in d.loaded(flags)}
-    text.add("count_of, count = count, GRANULE", "zero = float32(0)")
+def _gpu_terms(s: _Sums) -> Iterator[str]:
+    """Yield the terms of four lanes, and their way into the lane's sums."""
+    for lane in range(4):
+        targets = ", ".join(f"t{q}_{lane}" for q in s.quantities)
+        values = ", ".join(f"float64({name}{lane})" for name in s.terms.arguments)
+        yield f"{targets} = {s.terms.rule.__name__}({values})"
+    for q in s.quantities:
+        a, b, c, d = (f"t{q}_{lane}" for lane in range(4))
+        if q == s.maximum:
+            yield f"sum{q} = max(sum{q}, max(max({a}, {b}), max({c}, {d})))"
+        else:
+            yield f"sum{q} = sum{q} + (({a} + {b}) + ({c} + {d}))"
+
+
+def _cpu_text(s: _Sums, flags: Mapping[str, Any]) -> str:
+    text = Text(s.d.name, [*s.parameters, "start", "stop"])
+    text.add("chunk_count, count = count, GRANULE", "zero = float32(0)")
     text.add("scaled = local(GRANULE, float32)")
-    text.add(*(f"terms{q} = local(GRANULE, float64)" for q in quantities))
-    text.add(*(f"lanes{q} = local(LANES, float64)" for q in quantities if q != maximum))
+    text.add(*(f"terms{q} = local(GRANULE, float64)" for q in s.quantities))
+    text.add(*(f"lanes{q} = local(LANES, float64)" for q in s.quantities if q != s.maximum))
     text.add("for w in range(start, stop):")
     with text.indented():
-        for q in quantities:
-            if q == maximum:
+        for q in s.quantities:
+            if q == s.maximum:
                 text.add(f"sum{q} = float64(0)")
             else:
                 text.add("for j in range(LANES):", f"    lanes{q}[j] = float64(0)")
-        if d.gated:
+        if s.d.gated:
             text.add(f"row = {row_of('chunks[w]')}", f"live = {LIVE}")
-        text.add("for granule in range(chunks[w], chunks[w + 1]):")
+        text.add("for granule in range(int64(chunks[w]), int64(chunks[w + 1])):")
         with text.indented():
-            text.add("first = int64(granule) * GRANULE")
-            text.add(*(f"{o.name}_ = at({o.name}, first)" for o in d.active(flags).values()
-                       if not o.from_half_start))  # fmt: skip
-            if d.gated:
-                text.add("if live:")
-            with text.indented(d.gated):
-                for name in d.coefficients(d.running(flags), flags):
-                    text.add(f"{name} = {place(name)}")
-                if scaled:
-                    if d.gated:
-                        text.add("grad = c[GRAD]")
-                    product = " * grad" if d.gated else ""
-                    text.lines(gradient_pass(d, flags, f"scaled[j] = {{value}}{product}"))
-                for group in groups_of(d, flags):
-                    text.lines(cpu_pass(d, flags, group, _terms_line(d, terms, group)))
-                if not d.running(flags):
-                    text.lines(cpu_pass(d, flags, [], _terms_line(d, terms, [])))
-                for q in quantities:
-                    if q == maximum:
-                        text.add(
-                            "for j in range(GRANULE):", f"    sum{q} = max(sum{q}, terms{q}[j])"
-                        )
-                    else:
-                        text.add(f"add(terms{q}, lanes{q})")
-            if d.clears and flags.get(d.clears):
-                text.lines(gradient_pass(d, flags, "{element} = {zero}"))
-        for q in quantities:
-            value = f"sum{q}" if q == maximum else f"fold(lanes{q})"
-            text.add(f"partials[{f'{q} * count_of + ' if q else ''}w] = {value}")
+            _cpu_granule(s, flags, text)
+        for q in s.quantities:
+            value = f"sum{q}" if q == s.maximum else f"fold(lanes{q})"
+            text.add(f"{s.partial(q, 'chunk_count')} = {value}")
     return text.written()
 
 
-def _terms_line(d: Elementwise, terms: Stage, group: list[Any]) -> Callable[..., str] | None:
+def _cpu_granule(s: _Sums, flags: Mapping[str, Any], text: Text) -> None:
+    """Add the work on one granule: stages, terms, their way into the lanes, clearing."""
+    d, running = s.d, s.d.running(flags)
+    plain = [o.name for o in d.active(flags).values() if not o.from_half_start]
+    text.add("first = granule * GRANULE", *(f"{name}_ = at({name}, first)" for name in plain))
+    text.add(*(["if live:"] if d.gated else []))
+    with text.indented(d.gated):
+        text.add(*(f"{name} = {place(name)}" for name in d.coefficients(running, flags)))
+        if d.scaled in {o.name for o in d.loaded(flags)}:
+            product = " * c[GRAD]" if d.gated else ""
+            text.lines(gradient_pass(d, flags, f"scaled[j] = {{value}}{product}"))
+        for group in groups_of(d, flags) or [[]]:
+            text.lines(cpu_pass(d, flags, group, _terms_line(s, group)))
+        for q in s.quantities:
+            if q == s.maximum:
+                text.add("for j in range(GRANULE):", f"    sum{q} = max(sum{q}, terms{q}[j])")
+            else:
+                text.add(f"add(terms{q}, lanes{q})")
+    if s.clears(flags):
+        text.lines(gradient_pass(d, flags, "{element} = {zero}"))
+
+
+def _terms_line(s: _Sums, group: list[Stage]) -> Callable[..., str] | None:
     """Return the line that writes an element's terms, in the pass that has its temporaries."""
-    made = {name for _, stage in group for name in stage.targets}
-    temporary = set(terms.arguments) - {o.name for o in d.operands}
+    made = {name for stage in group for name in stage.targets}
+    temporary = set(s.terms.arguments) - {o.name for o in s.d.operands}
     if temporary - made:
         return None
 
     def line(value: Callable[[str], str]) -> str:
-        targets = ", ".join(f"terms{q}[j]" for q in range(len(terms.targets)))
-        values = ", ".join(f"float64({value(name)})" for name in terms.arguments)
-        return f"{targets} = terms({values})"
+        targets = ", ".join(f"terms{q}[j]" for q in s.quantities)
+        values = ", ".join(f"float64({value(name)})" for name in s.terms.arguments)
+        return f"{targets} = {s.terms.rule.__name__}({values})"
 
     return line
 
@@ -159,61 +188,50 @@ def chunk_sums(
 
     """
     d = Elementwise(name, operands, stages, gated, scaled, clears, reads=terms.arguments)
-    state = ("segments", "chunks", "c", "k", "partials") if gated else ("chunks", "partials")
-
-    def scope(x: Any, flags: Mapping[str, Any]) -> dict[str, Any]:
-        space = constants() | {word: getattr(x, word) for word in x.WORDS} | {"LANES": tree.LANES}
-        space |= {f"rule{k}": x.device(s.rule) for k, s in enumerate(stages)}
-        space["terms"] = x.device(terms.rule)
-        space["widen"], space["narrow"] = x.half(flags.get("half"))
-        return space
+    sums = _Sums(d, terms, maximum)
+    rules = rules_of(name, (*stages, terms))
+    numbers = constants() | {"LANES": tree.LANES}
 
     def gpu(x: Any, **flags: Any) -> Any:
-        text = _gpu_text(d, terms, maximum, flags)
-        return function_of(name, text, scope(x, flags) | {"chunk": tree.chunk_of(x)})
+        words = scope(x, rules, flags) | {"chunk": tree.chunk_of(x)}
+        return function_of(name, _gpu_text(sums, flags), numbers, words, rules)
 
     def cpu(x: Any, **flags: Any) -> Any:
-        text = _cpu_text(d, terms, maximum, flags)
         own = {"add": tree.granule_cpu(x), "fold": tree.lanes_cpu(x, tree.add_rule)}
-        return function_of(name, text, scope(x, flags) | own)
+        words = scope(x, rules, flags) | own
+        return function_of(name, _cpu_text(sums, flags), numbers, words, rules)
 
     return Kernel(
         name,
-        arguments_of(operands, *state),
+        arguments_of(operands, *sums.state),
         ("half_start", "chunks"),
         gpu,
         cpu,
-        lambda **flags: _reference(d, terms, maximum, flags),
+        lambda **flags: _reference(sums, flags),
         per_thread=1,
         count="chunks",
         operands=operands,
     )
 
 
-def _reference(d: Elementwise, terms: Stage, maximum: int, flags: Mapping[str, Any]) -> Any:
-    state = ("segments", "chunks", "c", "k", "partials") if d.gated else ("chunks", "partials")
-    names = [*(o.name for o in d.operands), *state]
-    clears = bool(d.clears and flags.get(d.clears))
+def _reference(s: _Sums, flags: Mapping[str, Any]) -> Callable[..., None]:
+    """Return the NumPy spelling: terms of all elements, then the tree."""
+    d, names = s.d, [*(o.name for o in s.d.operands), *s.state]
 
     def reference(*arguments: Any) -> None:
         arrays = dict(zip(names, arguments, strict=False))
         half_start, count = arguments[len(names) :]
-        partials, chunks = arrays["partials"], arrays["chunks"]
-        quantities = len(terms.targets)
-        partials[: quantities * count] = 0
-        k = arrays.get("k")
+        partials, chunks, k = arrays["partials"], arrays["chunks"], arrays.get("k")
+        partials[: len(s.quantities) * count] = 0
         held = d.gated and bool(k[int32_index("skip_step")] or k[int32_index("found_inf")])
-        if not held:
-            n = int(chunks[-1]) * GRANULE
-            with np.errstate(all="ignore"):
-                found = _term_rows(d, flags, arrays, half_start, n, terms)
-                for q, values in enumerate(found):
-                    part = slice(q * count, (q + 1) * count)
-                    if q == maximum:
-                        partials[part] = np.maximum.reduceat(values.max(axis=1), chunks[:-1])
-                    else:
-                        partials[part] = tree.chunks_reference(values.__getitem__, chunks)
-        if clears:
+        with np.errstate(all="ignore"):
+            for q, rows in enumerate([] if held else _term_rows(s, flags, arrays, half_start)):
+                part = slice(q * count, (q + 1) * count)
+                if q == s.maximum:
+                    partials[part] = np.maximum.reduceat(rows.max(axis=1), chunks[:-1])
+                else:
+                    partials[part] = tree.chunks_reference(rows.__getitem__, chunks)
+        if s.clears(flags):
             half = d.half_of(d.scaled, flags)
             arrays[d.scaled][: half_start if half else None] = 0
             if half:
@@ -223,18 +241,16 @@ def _reference(d: Elementwise, terms: Stage, maximum: int, flags: Mapping[str, A
 
 
 def _term_rows(
-    d: Elementwise, flags: Mapping[str, Any], arrays: dict[str, Any], half_start: int, n: int,
-    terms: Stage,
-) -> list[np.ndarray]:  # fmt: skip
+    s: _Sums, flags: Mapping[str, Any], arrays: dict[str, Any], half_start: int
+) -> list[np.ndarray]:
     """Run the stages over all elements and return every quantity's terms, a row a granule."""
-    shift = GRANULE.bit_length() - 1
-    piece = Piece(d, flags, arrays, {"half_start": half_start, "shift": shift}, 0, n)
+    d, n = s.d, int(arrays["chunks"][-1]) * GRANULE
+    integers = {"half_start": half_start, "shift": GRANULE.bit_length() - 1}
+    piece = Piece(d, flags, arrays, integers, 0, n)
     values = piece.run()
-    wide = [
-        (values[name] if name in values else piece.read(name)).astype(np.float64)
-        for name in terms.arguments
-    ]
-    result = terms.reference(*wide)
+    names = s.terms.arguments
+    wide = [np.float64(values[name] if name in values else piece.read(name)) for name in names]
+    result = s.terms.reference(*wide)
     out = []
     for value in result if isinstance(result, tuple) else (result,):
         rows = np.broadcast_to(value, n).reshape(-1, GRANULE)

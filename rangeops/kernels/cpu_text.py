@@ -42,17 +42,15 @@ def cpu_text(d: Elementwise, flags: Mapping[str, Any]) -> str:
     return text.written()
 
 
-def groups_of(d: Elementwise, flags: Mapping[str, Any]) -> list[list[tuple[int, Stage]]]:
+def groups_of(d: Elementwise, flags: Mapping[str, Any]) -> list[list[Stage]]:
     """Return the stages by pass: one that reads a temporary joins the stage that made it."""
-    groups: list[list[tuple[int, Stage]]] = []
+    groups: list[list[Stage]] = []
     made: set[str] = set()
-    for index, stage in enumerate(d.stages):
-        if not stage.runs(flags):
-            continue
+    for stage in d.running(flags):
         if not (groups and made & set(stage.arguments)):
             groups.append([])
             made = set()
-        groups[-1].append((index, stage))
+        groups[-1].append(stage)
         made |= set(stage.targets) - {o.name for o in d.operands}
     return groups
 
@@ -78,12 +76,12 @@ def gradient_pass(d: Elementwise, flags: Mapping[str, Any], line: str) -> Iterat
 def cpu_pass(
     d: Elementwise,
     flags: Mapping[str, Any],
-    group: list[tuple[int, Stage]],
+    group: list[Stage],
     last: Callable[[Callable[[str], str]], str] | None = None,
 ) -> Iterator[str]:
     """Yield a loop over a granule that runs stages; ``last`` gives a line to end it with."""
     active, pad = d.active(flags), ""
-    targets = [n for _, stage in group for n in stage.targets if n in active]
+    targets = [n for stage in group for n in stage.targets if n in active]
     split = next((n for n in targets if active[n].from_half_start), "")
     if split:
         yield "if first >= half_start:"
@@ -98,10 +96,10 @@ def cpu_pass(
         return name
 
     yield f"{pad}for j in range(count):"
-    for index, stage in group:
+    for stage in group:
         halves = [n for n in stage.targets if n in active and active[n].element == "half"]
         given = ", ".join(f"{n}_new" if n in halves else value(n) for n in stage.targets)
-        yield f"{pad}    {given} = rule{index}({', '.join(map(value, stage.arguments))})"
+        yield f"{pad}    {given} = {stage.rule.__name__}({', '.join(map(value, stage.arguments))})"
         yield from (f"{pad}    {n}_[j] = narrow({n}_new)" for n in halves)
     if last is not None:
         yield f"{pad}    {last(value)}"

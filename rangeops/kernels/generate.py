@@ -25,7 +25,7 @@ from rangeops.kernels.gpu_text import gpu_text
 from rangeops.kernels.reference import reference_of
 from rangeops.kernels.source import function_of
 from rangeops.kernels.spec import Kernel, Operand, arguments_of
-from rangeops.kernels.stages import Elementwise, Stage, constants, integers
+from rangeops.kernels.stages import Elementwise, Stage, constants, integers, rules_of, scope
 
 __all__ = ["Stage", "elementwise"]
 
@@ -61,13 +61,11 @@ def elementwise(
     d = Elementwise(name, operands, stages, gated, scaled, clears, scalars, per_thread)
     own = tuple((f"scalar.{scalar}", "f4") for scalar in scalars)
 
+    rules = rules_of(name, stages)
+
     def make(write: Callable[[Elementwise, Mapping[str, Any]], str]) -> Callable[..., Any]:
         def build(x: Any, **flags: Any) -> Any:
-            text = write(d, flags)
-            scope = constants() | {word: getattr(x, word) for word in x.WORDS}
-            scope |= {f"rule{k}": x.device(s.rule) for k, s in enumerate(stages)}
-            scope["widen"], scope["narrow"] = x.half(flags.get("half"))
-            return function_of(name, text, scope)
+            return function_of(name, write(d, flags), constants(), scope(x, rules, flags), rules)
 
         return build
 

@@ -1,4 +1,4 @@
-"""gpu_text: the kernel of an elementwise variant as text: load, rules, store, four lanes a thread."""
+"""gpu_text: the kernel of an elementwise variant as text: load, rules, store, by lanes."""
 
 from __future__ import annotations
 
@@ -47,13 +47,11 @@ def stage_lines(d: Elementwise, flags: Mapping[str, Any], lanes: range) -> Itera
         yield "grad = c[GRAD]"
         for q in lanes:
             yield f"{d.scaled}{q} = {d.scaled}{q} * grad"
-    for index, stage in enumerate(d.stages):
-        if stage not in running:
-            continue
+    for stage in running:
         for q in lanes:
             named = {n: f"{n}{q}" for n in (*stage.arguments, *stage.targets)}
             named |= {n: n for n in coefficients}
-            yield call(stage, index, named.__getitem__)
+            yield call(stage, named.__getitem__)
         for name in stage.targets:
             if name in active:
                 yield from _store(active[name], lanes)
@@ -118,9 +116,8 @@ def _element(d: Elementwise, flags: Mapping[str, Any], at: str) -> Iterator[str]
     for o in d.loaded(flags):
         value = f"{o.name}[{at}]"
         yield f"{o.name}_ = " + (f"widen({value})" if o.element == "half" else value)
-    for index, stage in enumerate(d.stages):
-        if stage in running:
-            yield call(stage, index, named.__getitem__)
-            for o in (active[n] for n in stage.targets if n in active):
-                value = f"narrow({o.name}_)" if o.element == "half" else f"{o.name}_"
-                yield f"{o.name}[{at}] = {value}"
+    for stage in running:
+        yield call(stage, named.__getitem__)
+        for o in (active[n] for n in stage.targets if n in active):
+            value = f"narrow({o.name}_)" if o.element == "half" else f"{o.name}_"
+            yield f"{o.name}[{at}] = {value}"

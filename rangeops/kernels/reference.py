@@ -48,9 +48,14 @@ class Piece:
     """The elements lo .. hi-1 of one call."""
 
     def __init__(
-        self, d: Elementwise, flags: Mapping[str, Any], arrays: dict[str, Any], integers: dict[str, int],
-        lo: int, hi: int,
-    ) -> None:  # fmt: skip
+        self,
+        d: Elementwise,
+        flags: Mapping[str, Any],
+        arrays: dict[str, Any],
+        integers: dict[str, int],
+        lo: int,
+        hi: int,
+    ) -> None:
         self._d, self._flags, self._arrays = d, flags, arrays
         self._lo, self._hi, self._half_start = lo, hi, integers.get("half_start", 0)
         self._active = d.active(flags)

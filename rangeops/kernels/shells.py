@@ -17,10 +17,9 @@ Body = Callable[..., Any]
 """``body(x, **flags)`` returns a device function for vocabulary ``x``."""
 
 
-def _scope(x: Any, **functions: Any) -> dict[str, Any]:
+def _function(name: str, text: str, x: Any, **functions: Any) -> Any:
     words = {word: getattr(x, word) for word in x.WORDS}
-    ticket = {"TICKET": int32_index("ticket"), "int64": x.int64, "int32": x.int32}
-    return words | ticket | functions
+    return function_of(name, text, {"TICKET": int32_index("ticket")}, words | functions, {})
 
 
 def once(name: str, state: tuple[str, ...], body: Body, reference: Callable[..., Any]) -> Kernel:
@@ -29,11 +28,11 @@ def once(name: str, state: tuple[str, ...], body: Body, reference: Callable[...,
 
     def gpu(x: Any, **flags: Any) -> Any:
         text = f"def {name}({arguments}):\n    if thread() == 0:\n        body({arguments})\n"
-        return function_of(name, text, _scope(x, body=body(x, **flags)))
+        return _function(name, text, x, body=body(x, **flags))
 
     def cpu(x: Any, **flags: Any) -> Any:
         text = f"def {name}({arguments}, start, stop):\n    body({arguments})\n"
-        return function_of(name, text, _scope(x, body=body(x, **flags)))
+        return _function(name, text, x, body=body(x, **flags))
 
     return Kernel(
         name, arguments_of((), *state), (), gpu, cpu, reference, per_thread=1, count="one"
@@ -73,7 +72,7 @@ def per_tensor(
         if finish is not None:
             functions["finish"] = finish(x, **flags)
             lines = [*lines, *last]
-        return function_of(name, "\n".join(lines) + "\n", _scope(x, **functions))
+        return _function(name, "\n".join(lines) + "\n", x, **functions)
 
     def gpu(x: Any, **flags: Any) -> Any:
         lines = [

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import linecache
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -42,8 +43,28 @@ class Text:
         return "\n".join(self._lines) + "\n"
 
 
-def function_of(name: str, text: str, scope: Mapping[str, Any]) -> Any:
-    """Return the function ``name`` of a generated text, whose free names ``scope`` gives."""
+def function_of(
+    name: str,
+    text: str,
+    constants: Mapping[str, int],
+    words: Mapping[str, Any],
+    rules: Mapping[str, Callable[..., Any]],
+) -> Any:
+    """Return the function ``name`` of a generated text.
+
+    Args:
+        name: the function.
+        text: its source.
+        constants: numbers by the names that the text has for them; they stand above it.
+        words: the vocabulary: what else the text names.
+        rules: the plain functions that the text calls, for the line that says where they are.
+
+    """
+    used = set(re.findall(r"\w+", text))
+    origins = ", ".join(f"{r.__module__}.{r.__qualname__}" for r in rules.values())
+    head = [f'"""{name}: generated from {origins or "its op"}."""', ""]
+    numbers = [f"{key} = {value}" for key, value in constants.items() if key in used]
+    text = "\n".join([*head, *numbers, *([""] if numbers else []), "", text])
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     file = cache_directory() / "generated" / f"{name}-{digest}.py"
     if not file.exists():
@@ -51,6 +72,6 @@ def function_of(name: str, text: str, scope: Mapping[str, Any]) -> Any:
     filename = str(file)
     if not file.exists():
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
-    space = dict(scope)
+    space = dict(words)
     exec(compile(text, filename, "exec"), space)
     return space[name]

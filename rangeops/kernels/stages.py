@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -148,6 +148,15 @@ def constants() -> dict[str, Any]:
     }
 
 
+def scope(
+    x: Any, rules: Mapping[str, Callable[..., Any]], flags: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what a generated text names: the words of vocabulary ``x`` and the compiled rules."""
+    words = {word: getattr(x, word) for word in x.WORDS}
+    words["widen"], words["narrow"] = x.half(flags.get("half"))
+    return words | {name: x.device(rule) for name, rule in rules.items()}
+
+
 LIVE = "((k[SKIP_STEP] | k[FOUND_INF]) == 0) & (c[row + SKIP] == zero)"
 """Whether the tensor moves this step: nothing was found, and it is not skipped."""
 
@@ -157,7 +166,24 @@ def row_of(granule: str) -> str:
     return f"int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * int64(segments[{granule}])"
 
 
-def call(stage: Stage, index: int, values: Callable[[str], str]) -> str:
+def call(stage: Stage, values: Callable[[str], str]) -> str:
     """Return the assignment that runs a stage, ``values`` naming each argument and target."""
     targets = ", ".join(map(values, stage.targets))
-    return f"{targets} = rule{index}({', '.join(map(values, stage.arguments))})"
+    return f"{targets} = {stage.rule.__name__}({', '.join(map(values, stage.arguments))})"
+
+
+def rules_of(name: str, stages: Iterable[Stage]) -> dict[str, Callable[..., Any]]:
+    """Return the rules by the names under which a text calls them.
+
+    Raises:
+        ValueError: two rules of one name.
+
+    """
+    rules: dict[str, Callable[..., Any]] = {}
+    for stage in stages:
+        if rules.setdefault(stage.rule.__name__, stage.rule) is not stage.rule:
+            raise ValueError(
+                f"{name}: two rules are named {stage.rule.__name__}, expected a name for each; "
+                "rename one of the functions"
+            )
+    return rules

@@ -9,10 +9,9 @@ Gradients need neither: the update's coefficient has 1/ranks in it.  8 and 4 byt
 
 from __future__ import annotations
 
-from rangeops.kernels.generate import Stage, elementwise
 from rangeops.kernels.spec import updated
-from rangeops.launch.op import range_op
 from rangeops.ops._cast import HALF_FORMATS
+from rangeops.ops._elementwise import elementwise_op
 
 
 def average_rule(x, ranks):
@@ -25,24 +24,22 @@ def average_reference(x, ranks):
     return x / ranks
 
 
-_STAGES = (Stage(("x",), average_rule, average_reference),)
-_WORDS, _HALVES = (updated("x", "f4"),), (updated("x", "half"),)
-
-average = range_op(
+average = elementwise_op(
     "average",
     origin="(the scale kernel behind an all-reduce)",
     formula="x = x / ranks",
-    operands=_WORDS,
-    kernel=elementwise("average", _WORDS, _STAGES),
-    bytes_per_element=lambda flags: 8,
+    operands=(updated("x", "f4"),),
+    rule=average_rule,
+    reference=average_reference,
 )
 
-average_half = range_op(
+average_half = elementwise_op(
     "average_half",
     origin="(the scale kernel before an all-reduce)",
     formula="h = half(float32(h) / ranks)",
-    operands=_HALVES,
-    kernel=elementwise("average_half", _HALVES, _STAGES, per_thread=8),
-    bytes_per_element=lambda flags: 4,
+    operands=(updated("x", "half"),),
+    rule=average_rule,
+    reference=average_reference,
     flags=HALF_FORMATS,
+    per_thread=8,
 )

@@ -9,9 +9,8 @@ its upper 16 bits with the same rounding.
 
 from __future__ import annotations
 
-from rangeops.kernels.generate import Stage, elementwise
 from rangeops.kernels.spec import read, written
-from rangeops.launch.op import range_op
+from rangeops.ops._elementwise import elementwise_op
 
 HALF_FORMATS = {"half": ("fp16", "bf16")}
 """The flags of an op that always moves halves."""
@@ -22,28 +21,25 @@ def cast_rule(src):
     return src
 
 
-_STAGES = (Stage(("dst",), cast_rule, cast_rule),)
-_NARROW = (written("dst", "half", "A"), read("src", "f4", "W"))
-_WIDEN = (written("dst", "f4", "G"), read("src", "half", "G"))
-
-cast_fp32_to_fp16 = range_op(
+cast_fp32_to_fp16 = elementwise_op(
     "cast_fp32_to_fp16",
     origin="RANGE_CAST_FP32_TO_FP16",
     formula="h = half(x)",
-    operands=_NARROW,
-    kernel=elementwise("cast_fp32_to_fp16", _NARROW, _STAGES, per_thread=8),
-    bytes_per_element=lambda flags: 6,
+    operands=(written("dst", "half", "A"), read("src", "f4", "W")),
+    rule=cast_rule,
+    reference=cast_rule,
     flags=HALF_FORMATS,
+    per_thread=8,
 )
 
 # Four elements a thread: with eight, each store instruction of a warp leaves every other 16 bytes
 # out and the write runs at 85 % of the copy rate (H200).
-cast_fp16_to_fp32 = range_op(
+cast_fp16_to_fp32 = elementwise_op(
     "cast_fp16_to_fp32",
     origin="RANGE_CAST_FP16_TO_FP32",
     formula="x = float32(h)",
-    operands=_WIDEN,
-    kernel=elementwise("cast_fp16_to_fp32", _WIDEN, _STAGES),
-    bytes_per_element=lambda flags: 6,
+    operands=(written("dst", "f4", "G"), read("src", "half", "G")),
+    rule=cast_rule,
+    reference=cast_rule,
     flags=HALF_FORMATS,
 )

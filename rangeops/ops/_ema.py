@@ -15,6 +15,7 @@ from __future__ import annotations
 from rangeops.kernels.generate import Stage, elementwise
 from rangeops.kernels.spec import half_where_used, read, updated, written
 from rangeops.launch.op import range_op
+from rangeops.ops._elementwise import elementwise_op
 
 
 def ema_reference(e, p, one_minus_ema_decay):
@@ -27,15 +28,14 @@ def ema_rule(e, p, one_minus_ema_decay):
     return e + one_minus_ema_decay * (p - e)
 
 
-_EMA = (updated("e", "f4", "E"), read("p", "f4", "W"))
-
-ema = range_op(
+ema = elementwise_op(
     "ema",
     origin="RANGE_EMA_PARAM_UPDATE",
     formula="e += (1-decay)*(p-e)",
-    operands=_EMA,
-    kernel=elementwise("ema", _EMA, (Stage(("e",), ema_rule, ema_reference),), gated=True),
-    bytes_per_element=lambda flags: 12,
+    operands=(updated("e", "f4", "E"), read("p", "f4", "W")),
+    rule=ema_rule,
+    reference=ema_reference,
+    gated=True,
     hyper=("ema_decay",),
 )
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from plan.scalars import fp32_index, int32_index
-from rangeops.kernels.generate import Stage, elementwise
 from rangeops.kernels.spec import Kernel, arguments_of, updated
 from rangeops.launch.op import range_op
 from rangeops.ops._cast import HALF_FORMATS
+from rangeops.ops._elementwise import elementwise_op
 
 GRAD_SCALE = fp32_index("grad_scale")
 TICKET = int32_index("ticket")
@@ -33,19 +33,13 @@ def accumulate_rule(g, h):
     return g + h, 0.0
 
 
-_ACCUMULATE = (updated("g", "f4", "G"), updated("h", "half", "G"))
-
-accumulate_grad = range_op(
+accumulate_grad = elementwise_op(
     "accumulate_grad",
     origin="(gradient accumulation)",
     formula="g += h; h = 0",
-    operands=_ACCUMULATE,
-    kernel=elementwise(
-        "accumulate_grad",
-        _ACCUMULATE,
-        (Stage(("g", "h"), accumulate_rule, accumulate_rule),),
-    ),
-    bytes_per_element=lambda flags: 12,
+    operands=(updated("g", "f4", "G"), updated("h", "half", "G")),
+    rule=accumulate_rule,
+    reference=accumulate_rule,
     flags=HALF_FORMATS,
 )
 

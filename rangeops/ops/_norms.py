@@ -82,10 +82,7 @@ def _norm_cpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> An
         for granule in range(first, last):
             i, bad = granule * GRANULE, int32(0)
             for j in range(i, i + GRANULE):
-                if half_grad and i >= half_start:
-                    value = widen(h[j - half_start])
-                else:
-                    value = g[j]
+                value = widen(h[j - half_start]) if half_grad and i >= half_start else g[j]
                 bad |= int32(value - value != 0.0)
             if bad != 0:
                 atomic_min(k, FIRST, int32(granule))

@@ -89,15 +89,8 @@ def _row(x: Any, *, kind: str) -> Any:
         ratio = float64(1.0)
         adapts = groups[int64(GROUP_FLOATS) * int64(group) + 2] != float32(0.0)
         if adapts and weight > 0.0 and other > 0.0:
-            ratio = rule(
-                weight,
-                other,
-                float64(c[j + LR]),
-                float64(c[j + DECAY]),
-                float64(s[TRUST]),
-                float64(s[EPS]),
-                options,
-            )
+            rate, decay = float64(c[j + LR]), float64(c[j + DECAY])
+            ratio = rule(weight, other, rate, decay, float64(s[TRUST]), float64(s[EPS]), options)
         c[j + RATIO] = float32(ratio)
         if options & at.LR_OUTSIDE:
             c[j + SCALE] = float32(ratio)

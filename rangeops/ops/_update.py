@@ -132,13 +132,6 @@ def optimizer(
         stage = Stage(("p", *moments), rule, reference)
         kernel = update_kernel(name, stage, moments=moments, scalars=tuple(own))
     names = [argument for argument, _ in kernel.arguments]
-    gradient = "g" in names
-    flags: dict[str, tuple[Any, ...]] = {
-        **(HALF_GRAD if gradient else {"half": HALF_GRAD["half"]}),
-        "half_copy": (False, True),
-        "ema": (False, True),
-        **({"clear_grad": (False, True)} if gradient else {}),
-    }
     kept = [letter for letter in "mv" if letter in names]
     if name not in {kind.label for kind in OptimizerKind}:
         OptimizerKind.register(name, series="".join(kept).upper(), scalars=own)
@@ -149,8 +142,8 @@ def optimizer(
         formula=formula,
         operands=kernel.operands,
         kernel=kernel,
-        bytes_per_element=partial(_bytes, len(kept), gradient),
-        flags=flags,
+        bytes_per_element=partial(_bytes, len(kept), "g" in names),
+        flags=_flags("g" in names),
         hyper=(*hyper, *own),
         options=options,
         valid=half_where_used,
@@ -158,3 +151,11 @@ def optimizer(
         scalars=own,
         source=source,
     )
+
+
+def _flags(gradient: bool) -> dict[str, tuple[Any, ...]]:
+    """Return the compile-time choices of an update, with or without a gradient of its own."""
+    fused: dict[str, tuple[Any, ...]] = {"half_copy": (False, True), "ema": (False, True)}
+    if gradient:
+        return {**HALF_GRAD, **fused, "clear_grad": (False, True)}
+    return {"half": HALF_GRAD["half"], **fused}

@@ -64,9 +64,9 @@ class RangeOp(OpSpec):
         """
         return launch.bind(self, arena, spans, arguments)
 
-    def __call__(self, arena: Any, *spans: Any, stream: Any = None, **arguments: Any) -> None:
+    def __call__(self, arena: Any, *spans: Any, **arguments: Any) -> None:
         """Bind (the first time), then launch on ``stream``."""
-        launch.run(self, arena, spans, arguments, stream)
+        launch.run(self, arena, spans, arguments, arguments.pop("stream", None))
 
 
 REGISTRY: dict[str, RangeOp] = {}

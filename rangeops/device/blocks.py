@@ -19,6 +19,14 @@ class OutOfMemory(MemoryError):
     """The driver has no block of the size, or the pool has not after giving its cache back."""
 
 
+def memory_info() -> tuple[int, int]:
+    """Return free and total bytes of the current device."""
+    from cupy.cuda import runtime
+
+    free, total = runtime.memGetInfo()
+    return int(free), int(total)
+
+
 class CudaDriver:
     """CUDA, on the device and the stream that CuPy works on in this thread."""
 
@@ -52,7 +60,7 @@ class CudaDriver:
         except self._runtime.CUDARuntimeError as error:
             if error.status != MEMORY_ALLOCATION:
                 raise
-            free, total = self._runtime.memGetInfo()
+            free, total = memory_info()
             raise OutOfMemory(
                 f"pool: device {device} has {free} of {total} bytes free, expected {nbytes}; "
                 "release blocks or ask for less"

@@ -5,8 +5,7 @@
 A thread takes batches from the loader and stages them in a ring of pinned buffers.  That thread
 alone ever waits for the device, before it writes a buffer again; the rest is events: the copy
 stream waits until a zone's last batch was consumed, the consumer's stream until its batch has
-arrived.  Label and data of a zone adjoin, so a batch is one copy.  On a CPU arena the thread writes
-the zone itself.
+arrived.  Label and data of a zone adjoin, so a batch is one copy.
 """
 
 from rangeops.h2d.copy import h2d_copy

@@ -6,6 +6,7 @@ from typing import Any
 
 from plan import DTensor, Range
 from rangeops.arena.arena import Arena
+from rangeops.arena.sparse import check_mapped
 from rangeops.device.streams import handle_of
 from rangeops.h2d.staging import RING_BYTES, pieces, ring_of, shaped
 from rangeops.h2d.zones import REGIONS, Zone
@@ -38,10 +39,7 @@ def h2d_copy(
     else:
         parts = iter([(0, zone.span.size, lambda m: zone.fill(m, values, pad, "h2d_copy"))])
         span = zone.span
-    if not arena.on_gpu:
-        for offset, size, fill in parts:
-            fill(arena.view(Range(span.base_offset + offset, size)))
-        return
+    check_mapped(arena.unmapped, "h2d_copy", span)
     handle = arena.current_stream() if stream is None else handle_of(stream)
     ring = ring_of(arena, RING_BYTES if zone is None else span.size)
     with ring.lock:

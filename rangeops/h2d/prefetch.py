@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from rangeops.arena.arena import Arena
-from rangeops.h2d.zones import REGIONS, CpuLane, GpuLane, Zone
+from rangeops.h2d.zones import REGIONS, Lane, Zone
 
 
 class Batch(NamedTuple):
@@ -68,7 +68,7 @@ class Prefetcher:
         self._arena, self._loader, self._pad = arena, loader, pad
         self._zones = zones = [Zone(arena, name) for name in REGIONS]
         self._views = {z.name: (arena[z.data], arena[z.label]) for z in zones}
-        self._lane = GpuLane(arena, zones, depth, pinned) if arena.on_gpu else CpuLane(arena)
+        self._lane = Lane(arena, zones, depth, pinned)
         self._busy = threading.Lock()
         self.waited = 0.0
 
@@ -118,7 +118,7 @@ class _Feed:
     """The thread of one pass over the loader."""
 
     def __init__(
-        self, lane: Any, zones: list[Zone], loader: Iterable[Sequence[Any]], pad: bool
+        self, lane: Lane, zones: list[Zone], loader: Iterable[Sequence[Any]], pad: bool
     ) -> None:
         self._lane, self._zones, self._loader, self._pad = lane, zones, loader, pad
         self.ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -128,7 +128,7 @@ class _Feed:
 
     def _run(self) -> None:
         try:
-            with self._lane.here:
+            with self._lane.here():
                 for number, batch in enumerate(self._loader):
                     zone = self._zones[number % len(self._zones)]
                     count = self._deliver(zone, batch, f"batch {number}")
@@ -141,14 +141,11 @@ class _Feed:
 
     def _deliver(self, zone: Zone, batch: Sequence[Any], what: str) -> int | None:
         """Stage a batch and start its copy; None if the loop has ended meanwhile."""
-        if not self._lane.ahead:
-            self.free.acquire()
         with self._writing:
             if self._stopped:
                 return None
             staged, samples = self._lane.stage(zone, batch, self._pad, what)
-        if self._lane.ahead:
-            self.free.acquire()
+        self.free.acquire()
         with self._writing:
             if self._stopped:
                 return None

@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from plan import DTensor, DType
 from rangeops.arena.arena import Arena
 from rangeops.arena.buffer import NUMPY
+from rangeops.device.base import Device, Event
 
 THREADED = 1 << 22
 """Bytes from which several threads write a buffer: one fills it at a tenth of the link's
@@ -33,22 +33,17 @@ class Slot:
     """One pinned buffer, flat uint8, and the event of the last copy out of it."""
 
     memory: np.ndarray
-    event: Any
+    event: Event
 
 
 class Ring:
-    """``depth`` zeroed pinned buffers of ``nbytes`` for the current device, used under ``lock``."""
+    """``depth`` zeroed pinned buffers of ``nbytes`` for a device, used under ``lock``."""
 
-    def __init__(self, nbytes: int, depth: int) -> None:
-        import cupy
-
-        self._runtime = cupy.cuda.runtime
+    def __init__(self, device: Device, nbytes: int, depth: int) -> None:
+        self._device = device
         self.nbytes, self.lock = nbytes, threading.Lock()
-        self._slots = []
-        for _ in range(depth):
-            memory = np.frombuffer(cupy.cuda.alloc_pinned_memory(nbytes), np.uint8, nbytes)
-            memory[:] = 0
-            self._slots.append(Slot(memory, cupy.cuda.Event(disable_timing=True)))
+        with device.current():
+            self._slots = [Slot(device.pinned(nbytes), device.event()) for _ in range(depth)]
         self._next = 0
 
     def take(self) -> Slot:
@@ -60,11 +55,9 @@ class Ring:
 
     def send(self, slot: Slot, ptr: int, nbytes: int, stream: int) -> None:
         """Copy a buffer's first bytes to device address ``ptr`` in order of ``stream``."""
-        self._runtime.memcpyAsync(ptr, slot.memory.ctypes.data, nbytes, 1, stream)
-        self._runtime.eventRecord(slot.event.ptr, stream)
+        self._device.upload(ptr, slot.memory[:nbytes], stream, wait=False)
+        slot.event.record(stream)
 
-
-_RINGS: WeakKeyDictionary[Arena, dict[int, Ring]] = WeakKeyDictionary()
 
 RING_BYTES = 8 << 20
 RING_DEPTH = 3
@@ -72,13 +65,7 @@ RING_DEPTH = 3
 
 def ring_of(arena: Arena, nbytes: int) -> Ring:
     """Return the arena's ring of buffers of ``nbytes``, made at its first use."""
-    from cupy.cuda import Device
-
-    rings = _RINGS.setdefault(arena, {})
-    if nbytes not in rings:
-        with Device(arena.device_id):
-            rings[nbytes] = Ring(nbytes, RING_DEPTH)
-    return rings[nbytes]
+    return arena.keep(("h2d ring", nbytes), lambda: Ring(arena.backend, nbytes, RING_DEPTH))
 
 
 def shaped(tensor: DTensor, values: Any, what: str, fewer: bool = False) -> np.ndarray:

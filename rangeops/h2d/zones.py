@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -66,61 +66,27 @@ class Zone:
         return out
 
 
-class CpuLane:
-    """Batches of a CPU arena: the thread writes the zone itself, and there are no streams."""
-
-    ahead = False
-    here: AbstractContextManager[Any] = nullcontext()
-
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
-
-    def begin(self) -> None:
-        """Do nothing: work on a CPU arena ends before its call returns."""
-
-    def stage(self, zone: Zone, batch: Sequence[Any], pad: bool, what: str) -> tuple[None, int]:
-        """Write a batch to its zone."""
-        return None, zone.fill(self._arena.view(zone.span), batch, pad, what)
-
-    def send(self, staged: None, zone: Zone) -> None:
-        """Do nothing: the batch lies there."""
-
-    def arrived(self, zone: Zone) -> None:
-        """Do nothing: the batch lies there."""
-
-    def consumed(self, zone: Zone) -> None:
-        """Do nothing: work on a CPU arena ends before its call returns."""
-
-
-class GpuLane:
-    """Batches of a GPU: a ring, a copy stream, and two events a zone."""
-
-    ahead = True
+class Lane:
+    """The way of an arena's batches: a ring, a copy stream, and two events a zone."""
 
     def __init__(self, arena: Arena, zones: list[Zone], depth: int, pinned: bool) -> None:
-        from cupy import cuda
-
-        self._arena, self._runtime, self._pinned = arena, cuda.runtime, pinned
-        with cuda.Device(arena.device_id):
-            self._stream = cuda.Stream(non_blocking=True)
-            self._ring = Ring(max(zone.span.size for zone in zones), depth)
-            self._arrived, self._consumed, self._left = (
-                {zone.name: cuda.Event(disable_timing=True) for zone in zones} for _ in range(3)
-            )
+        self._arena, self._device, self._pinned = arena, arena.backend, pinned
+        self.stream = self._device.stream()
+        self._ring = Ring(self._device, max(zone.span.size for zone in zones), depth)
+        self._arrived, self._consumed, self._left = (
+            {zone.name: self._device.event() for zone in zones} for _ in range(3)
+        )
         self._held: dict[str, Any] = {}
 
-    @property
-    def here(self) -> Any:
-        """The device, as the thread's current one."""
-        from cupy import cuda
-
-        return cuda.Device(self._arena.device_id)
+    def here(self) -> AbstractContextManager[Any]:
+        """Return a ``with`` that makes the device the thread's current one."""
+        return self._device.current()
 
     def begin(self) -> None:
         """Let copies wait for the last loop's work, and for what the current stream has."""
         for event in self._consumed.values():
-            self._runtime.streamWaitEvent(self._stream.ptr, event.ptr)
-            self._runtime.eventRecord(event.ptr, self._arena.current_stream())
+            event.hold(self.stream.handle)
+            event.record(self._arena.current_stream())
 
     def stage(self, zone: Zone, batch: Sequence[Any], pad: bool, what: str) -> tuple[Any, int]:
         """Write a batch to the next pinned buffer, or find that it lies in pinned memory."""
@@ -131,14 +97,14 @@ class GpuLane:
 
     def _of_pinned(self, zone: Zone, batch: Sequence[Any]) -> list[tuple[int, np.ndarray]] | None:
         parts = zone.in_place(batch) if len(batch) == 2 else None
-        attributes = self._runtime.pointerGetAttributes
-        kinds = {attributes(array.ctypes.data).type for _, array in parts or ()}
-        return parts if kinds == {self._runtime.memoryTypeHost} else None
+        if parts is None or not all(self._device.is_pinned(array) for _, array in parts):
+            return None
+        return parts
 
     def send(self, staged: Any, zone: Zone) -> None:
         """Copy a batch to its zone, after the zone's last batch was consumed."""
-        stream = self._stream.ptr
-        self._runtime.streamWaitEvent(stream, self._consumed[zone.name].ptr)
+        stream = self.stream.handle
+        self._consumed[zone.name].hold(stream)
         if self._held.pop(zone.name, None) is not None:
             self._left[zone.name].synchronize()
         if isinstance(staged, Slot):
@@ -146,16 +112,14 @@ class GpuLane:
         else:
             parts, self._held[zone.name] = staged
             for offset, array in parts:
-                source = array.ctypes.data
-                self._runtime.memcpyAsync(zone.ptr + offset, source, array.nbytes, 1, stream)
-            self._runtime.eventRecord(self._left[zone.name].ptr, stream)
-        self._runtime.eventRecord(self._arrived[zone.name].ptr, stream)
+                self._device.upload(zone.ptr + offset, array, stream, wait=False)
+            self._left[zone.name].record(stream)
+        self._arrived[zone.name].record(stream)
 
     def arrived(self, zone: Zone) -> None:
         """Make the current stream wait for the zone's batch."""
-        stream = self._arena.current_stream()
-        self._runtime.streamWaitEvent(stream, self._arrived[zone.name].ptr)
+        self._arrived[zone.name].hold(self._arena.current_stream())
 
     def consumed(self, zone: Zone) -> None:
         """Mark what the current stream has been given so far as the zone's work."""
-        self._runtime.eventRecord(self._consumed[zone.name].ptr, self._arena.current_stream())
+        self._consumed[zone.name].record(self._arena.current_stream())

@@ -21,7 +21,6 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from typing import Any
 
 from rangeops.pool.driver import CudaDriver, Driver, OutOfMemory, same_stream
 from rangeops.pool.free_lists import Block, DevicePool
@@ -219,15 +218,6 @@ class CachingPool:
                     pool.peak_reserved,
                 )
         return out
-
-    def table(self) -> str:
-        """Return the statistics as text, a line per device."""
-        heads = list(Statistics.__dataclass_fields__)
-        lines = [" ".join(["device", *(f"{head:>19}" for head in heads)])]
-        for device, found in self.statistics().items():
-            cells: list[Any] = [getattr(found, head) for head in heads]
-            lines.append(" ".join([f"{device:>6}", *(f"{cell:>19,}" for cell in cells)]))
-        return "\n".join(lines)
 
     def _refuse_fork(self) -> None:
         raise RuntimeError(

@@ -248,7 +248,7 @@ def test_no_buffer_and_no_zone_is_written_while_it_is_read(late, depth):
     with stream:
         cupy.sum(arena["input_a.data"], dtype=cupy.float64, out=sums[0])  # it is loaded now
     cupy.cuda.Device().synchronize()
-    held = busy(prefetcher._lane._stream) if late == "copies" else Gate(stream)
+    held = busy(prefetcher._lane.stream.native) if late == "copies" else Gate(stream)
     with stream:
         for k, found in enumerate(prefetcher):
             cupy.sum(found.data, dtype=cupy.float64, out=sums[k])
@@ -283,7 +283,7 @@ def test_pinned_batches_are_copied_from_where_they_lie_and_may_be_rewritten():
     prefetcher = Prefetcher(arena, loader(), pinned=True)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
-    held = busy(prefetcher._lane._stream)
+    held = busy(prefetcher._lane.stream.native)
     with stream:
         for k, found in enumerate(prefetcher):
             cupy.sum(found.data, dtype=cupy.float64, out=sums[k])

@@ -6,15 +6,14 @@ from plan import Range
 from rangeops.device.cuda import CudaDevice
 from rangeops.pool import CachingPool, use_in_cupy, use_in_numba
 
-POOL = CachingPool()
-
 
 def use_the_pool() -> None:
     """Put the pool under all that allocates; before Numba's first context."""
     import cupy
 
-    use_in_numba(POOL)
-    use_in_cupy(POOL)
+    pool = CachingPool()
+    use_in_numba(pool)
+    use_in_cupy(pool)
     driver = CudaDevice.allocate
 
     def allocate(self, nbytes, unmapped=()):

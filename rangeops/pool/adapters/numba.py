@@ -6,6 +6,8 @@ import ctypes
 
 from numba import cuda
 
+from rangeops.device.blocks import memory_info
+
 
 def use(pool):
     """Give Numba's device arrays blocks of ``pool``; before the first context.
@@ -19,7 +21,7 @@ def use(pool):
         """Device memory from the pool; pinned and mapped host memory is Numba's own."""
 
         def initialize(self):
-            """Need nothing."""
+            """Return: the pool is ready."""
 
         def memalloc(self, size):
             """Return device memory for CuPy's current stream."""
@@ -34,9 +36,7 @@ def use(pool):
 
         def get_memory_info(self):
             """Return what the driver has; cached blocks count as used."""
-            from cupy.cuda import runtime
-
-            free, total = runtime.memGetInfo()
+            free, total = memory_info()
             return cuda.MemoryInfo(free=free, total=total)
 
         @property

@@ -211,6 +211,7 @@ def chunk_sums(
         per_thread=1,
         count="chunks",
         operands=operands,
+        stages=(*stages, terms),
     )
 
 

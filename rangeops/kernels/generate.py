@@ -78,4 +78,5 @@ def elementwise(
         reference=lambda **flags: reference_of(d, flags),
         per_thread=per_thread,
         operands=operands,
+        stages=stages,
     )

@@ -6,12 +6,16 @@ tests.  Of the library this file imports the plan's table of state alone.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from plan.scratch import STATE_OF
+
+ELEMENT_BYTES = {"u1": 1, "half": 2, "f4": 4}
+"""Bytes of an operand's element."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,11 @@ class Operand:
     copy_of: str = ""
 
     @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return ELEMENT_BYTES[self.element]
+
+    @property
     def from_half_start(self) -> bool:
         """Whether its first element belongs to element ``half_start`` of the others."""
         return bool(self.instead_of or self.copy_of)
@@ -57,6 +66,34 @@ def updated(name: str, element: str, series: str = "", flag: str = "", **more: s
 def written(name: str, element: str, series: str = "", flag: str = "", **more: str) -> Operand:
     """Declare a range that is written without being read."""
     return Operand(name, element, "written", series, flag, **more)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One rule of an elementwise op.
+
+    Attributes:
+        targets: what its results are, in order: operands, or names for the stages behind it.
+        rule: scalars in, scalars out (one value, or a tuple of as many as there are targets).
+        reference: the same in NumPy, spelled on its own; arrays in, arrays out.
+        flag: the op's flag with which the stage runs; "!flag": without which; "": always.
+
+    """
+
+    targets: tuple[str, ...]
+    rule: Callable[..., Any]
+    reference: Callable[..., Any]
+    flag: str = ""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The names of the rule's arguments."""
+        return tuple(inspect.signature(self.rule).parameters)
+
+    def runs(self, flags: Mapping[str, Any]) -> bool:
+        """Return whether the stage is part of the variant."""
+        off = self.flag.startswith("!")
+        return not self.flag or bool(flags.get(self.flag.removeprefix("!"))) != off
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +115,7 @@ class Kernel:
             of chunks, folds and totals a whole warp takes one.
         serial: the CPU loop has to see all elements in one call.
         operands: the ranges among the arguments, where the kernel was made from them.
+        stages: the rules, where the kernel was made from them.
 
     """
 
@@ -91,6 +129,7 @@ class Kernel:
     count: str = "n"
     serial: bool = False
     operands: tuple[Operand, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
     @property
     def pointers(self) -> tuple[str, ...]:

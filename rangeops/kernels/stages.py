@@ -2,42 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from plan.scalars import FP32_SCALARS, fp32_index, int32_index
 from plan.scratch import BLOCK, BLOCK_FLOATS, GRANULE, ROW, ROW_FLOATS, row_index
-from rangeops.kernels.spec import Operand
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One rule of an elementwise op.
-
-    Attributes:
-        targets: what its results are, in order: operands, or names for the stages behind it.
-        rule: scalars in, scalars out (one value, or a tuple of as many as there are targets).
-        reference: the same in NumPy, spelled on its own; arrays in, arrays out.
-        flag: the op's flag with which the stage runs; "!flag": without which; "": always.
-
-    """
-
-    targets: tuple[str, ...]
-    rule: Callable[..., Any]
-    reference: Callable[..., Any]
-    flag: str = ""
-
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """The names of the rule's arguments."""
-        return tuple(inspect.signature(self.rule).parameters)
-
-    def runs(self, flags: Mapping[str, Any]) -> bool:
-        """Return whether the stage is part of the variant."""
-        off = self.flag.startswith("!")
-        return not self.flag or bool(flags.get(self.flag.removeprefix("!"))) != off
+from rangeops.kernels.spec import Operand, Stage
 
 
 @dataclass(frozen=True)

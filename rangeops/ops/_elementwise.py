@@ -14,7 +14,6 @@ from rangeops.kernels.generate import Stage, elementwise
 from rangeops.kernels.spec import Operand
 from rangeops.launch.op import RangeOp, range_op
 
-_BYTES = {"u1": 1, "half": 2, "f4": 4}
 _TIMES = {"read": 1, "written": 1, "updated": 2}
 
 
@@ -58,7 +57,7 @@ def elementwise_op(
     """
     own = dict(scalars or {})
     targets = tuple(o.name for o in operands if o.role != "read")
-    moved = sum(_BYTES[o.element] * _TIMES[o.role] for o in operands)
+    moved = sum(o.itemsize * _TIMES[o.role] for o in operands)
     return range_op(
         name,
         origin=origin,

@@ -44,8 +44,8 @@ WORDS = {
     "nesterov": "look ahead by the momentum",
     "grad_averaging": "the new gradient weighs 1 - beta1 in the first moment, else 1",
     "lr_outside": "the learning rate multiplies the step, not what enters the momentum",
-    "trust_clip": "the tensor's ratio times lr is at most lr",
-    "decoupled": "weight decay shrinks the weight by lr * weight_decay and does not enter g",
+    "trust_clip": "the tensor's ratio is at most 1 (LARC: at most lr, and divided by lr)",
+    "decoupled": "weight decay shrinks p by lr * weight_decay and does not enter g",
 }
 """What the flags and options of this library's ops do."""
 
@@ -105,6 +105,7 @@ def documentation(op: OpSpec, module: str) -> str:
         _table("Ranges, in order; by default the plan's own", map(_range, op.operands)),
         _table("Flags (compile time: every combination is a kernel)", _flags(op)),
         _table("Options (run time: bits of one argument, see help(RangeOp))", _options(op)),
+        _table("Settings (options that it wants by its nature)", _settings(op)),
         _table("Hyper-parameters (device scalars; given here, the launch has its own)", _hyper(op)),
         _bytes(op),
         _raises(op),
@@ -143,9 +144,11 @@ def _flags(op: OpSpec) -> Iterator[tuple[str, ...]]:
 def _options(op: OpSpec) -> Iterator[tuple[str, ...]]:
     for name in op.options:
         yield name, str(default_of(op, name)), WORDS.get(name, "")
+
+
+def _settings(op: OpSpec) -> Iterator[tuple[str, ...]]:
     for name, on in (op.settings or {}).items():
-        if name not in op.options:
-            yield name, f"{on}, by its nature", WORDS.get(name, "")
+        yield name, str(on), WORDS.get(name, "")
 
 
 def _hyper(op: OpSpec) -> Iterator[tuple[str, ...]]:
@@ -156,9 +159,9 @@ def _hyper(op: OpSpec) -> Iterator[tuple[str, ...]]:
 def _bytes(op: OpSpec) -> str:
     """Say how much a launch moves, from the leanest variant to the one with everything."""
     moved = sorted({op.bytes_per_element(flags) for flags in op.variants()})
-    each = {"n": "element", "tensors": "tensor"}.get(op.kernel.count, "element")
-    span = f"{moved[0]:g}" if len(moved) == 1 else f"{moved[0]:g} to {moved[-1]:g}"
-    return f"Moves {span} bytes a {each}.".replace("a element", "an element") if moved[-1] else ""
+    each = "a tensor" if op.kernel.count == "tensors" else "an element"
+    span = " to ".join(f"{count:g}" for count in dict.fromkeys((moved[0], moved[-1])))
+    return f"Bytes moved, {each}: {span}" if moved[-1] else ""
 
 
 def _raises(op: OpSpec) -> str:

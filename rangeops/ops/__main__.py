@@ -1,4 +1,4 @@
-"""``python -m rangeops.ops``: write the types of the ops, ``__init__.pyi``, as they are declared."""
+"""``python -m rangeops.ops``: write the types of the ops, ``__init__.pyi``."""
 
 from pathlib import Path
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from plan import DType, MemoryPlan, PlanConfig, Range
-from rangeops import Arena, ops
+from plan import DType, MemoryPlan, PlanConfig, PlanError, Range
+from rangeops import Arena, Groups, ops
+from rangeops.arena import Status, fields
 from tests.helpers import host_bytes, small_plan
 
 
@@ -182,3 +185,82 @@ def test_convenience_calls_keep_few_foreign_buffers():
     for _ in range(launch.FOREIGN_BINDINGS + 8):
         ops.clear(aligned(64), Range(0, 256))
     assert len(launch._foreign) <= launch.FOREIGN_BINDINGS
+
+
+def test_what_others_keep_with_an_arena_is_made_once_and_goes_with_it():
+    import gc
+    import weakref
+
+    arena, made = Arena(small_plan(), device="cpu"), []
+
+    class Kept:
+        def __init__(self):
+            made.append(weakref.ref(self))
+
+    assert arena.keep("ring", Kept) is arena.keep("ring", Kept)
+    assert arena.keep(("ring", 2), Kept) is not arena.keep("ring", Kept)
+    assert len(made) == 2
+    del arena
+    gc.collect()
+    assert [kept() for kept in made] == [None, None]
+
+
+def test_who_needs_a_plan_says_so():
+    arena = Arena.wrap(aligned(64))
+    for call, name in [
+        (lambda: Status(arena), "status"),
+        (arena.initialize, "arena.initialize"),
+        (arena.nonfinite_tensor, "arena.nonfinite_tensor"),
+        (lambda: arena.planned("mine", "do so"), "mine"),
+    ]:
+        with pytest.raises(PlanError, match=f"{name}: got an arena without a plan, expected Arena"):
+            call()
+    planned = Arena(small_plan(), device="cpu")
+    assert planned.planned("mine") is planned.plan
+
+
+def test_bytes_outside_the_arena_are_refused(device):
+    arena = Arena(small_plan(), device=device)
+    before = host_bytes(arena)
+    for offset in (-4, arena.nbytes - 4, arena.nbytes):
+        with pytest.raises(PlanError, match=f"write got bytes {offset} .. {offset + 8}, expected"):
+            arena.write(offset, np.ones(2, np.float32))
+        with pytest.raises(PlanError, match="read got bytes .* give a range of this arena"):
+            arena.read(Range(offset, 8))
+    np.testing.assert_array_equal(host_bytes(arena), before)
+
+
+def test_in_one_line_each_says_what_it_is(device):
+    arena = Arena(small_plan("adamw", half="fp16", ema=True), device=device)
+    count = len(arena.plan.tensors)
+    assert repr(arena) == (
+        f"<Arena on {arena.device}: {arena.nbytes:,} bytes, plan for adamw fp16 ema, "
+        f"{count} tensors>"
+    )
+    assert repr(Arena.wrap(aligned(64))) == "<Arena on cpu: 256 bytes, no plan>"
+    assert repr(arena.scalars).endswith("all as in a fresh arena>")
+    arena.scalars.set(lr=0.5, growth_interval=7)
+    assert repr(arena.scalars).endswith("; lr=0.5, growth_interval=7>")
+    groups, status = Groups(arena), Status(arena)
+    groups.freeze("*.bias")
+    assert repr(groups) == f"<Groups on {arena.device}: decay 5, no_decay 3 tensors, 2 frozen>"
+    assert repr(status) == f"<Status of {arena.device}: 0 posted, latest None>"
+    status.post()
+    assert status.read().step == 0
+    assert "1 posted, latest Snapshot(step=0, " in repr(status)
+
+
+def test_the_stub_of_the_scalars_is_made_of_the_plans_table():
+    text = Path(fields.__file__).with_suffix(".pyi").read_text()
+    assert text == fields.stub(), "make it anew; rangeops/arena/fields.py says how"
+
+
+def test_no_other_name_is_a_scalar_or_a_field():
+    arena = Arena(small_plan(), device="cpu")
+    with pytest.raises(TypeError, match="scalars: got 'lrr', expected one of"):
+        arena.scalars.lrr = 1
+    with pytest.raises(AttributeError, match="no scalar is named 'lrr'"):
+        _ = arena.scalars.lrr
+    with pytest.raises(AttributeError, match="no field is named 'stepp'"):
+        _ = Status(arena).stepp
+    assert "beta1" in dir(arena.scalars)

@@ -155,7 +155,7 @@ class Device(Protocol):
         """
 
 
-class Gpu(Device, Protocol):
+class Compiled(Device, Protocol):
     """A device that runs kernels compiled to its own code."""
 
     @property

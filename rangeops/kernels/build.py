@@ -12,7 +12,6 @@ from rangeops.device import host_loops, linker
 from rangeops.kernels.cache import cached, key_of
 
 if TYPE_CHECKING:
-    from rangeops.device.base import Device
     from rangeops.kernels.spec import Kernel
 
 Flags = tuple[tuple[str, Any], ...]
@@ -44,8 +43,8 @@ def cubin(kernel: Kernel, flags: Flags, arch: str) -> bytes:
 
 
 @cache
-def gpu_kernel(kernel: Kernel, flags: Flags, device: Device) -> Any:
-    """Return the loaded kernel of a variant on a GPU."""
+def gpu_kernel(kernel: Kernel, flags: Flags, device: Any) -> Any:
+    """Return the loaded kernel of a variant on a GPU, a ``rangeops.device.base.Gpu``."""
     return device.load(cubin(kernel, flags, device.architecture))
 
 

@@ -6,9 +6,11 @@ One function for each kind of device; whatever a call does not need is done when
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 from plan.scratch import CHUNK_GRANULES, GRANULE
 from rangeops.device import host_loops
+from rangeops.device.base import Gpu
 from rangeops.kernels import build
 from rangeops.launch.binding import Binding
 
@@ -59,7 +61,7 @@ def variant(binding: Binding) -> build.Flags:
 
 def compiled(binding: Binding) -> Launch:
     """Return the launch of a kernel compiled for a GPU; its arguments are laid out now."""
-    kernel, device = binding.op.kernel, binding.arena.backend
+    kernel, device = binding.op.kernel, cast(Gpu, binding.arena.backend)
     return device.launcher(
         build.gpu_kernel(kernel, variant(binding), device),
         max(1, grid(threads_of(binding), kernel.per_thread)),

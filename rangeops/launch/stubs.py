@@ -28,10 +28,9 @@ from rangeops.launch.launch import BoundLaunch
 
 ALIASES = """_Bytes = Iterable[SupportsIndex]
 Span = Range | Region | tuple[Region, Region] | DTensor | str | _Bytes | None
-Part = Literal["all", "bias", "weight"]
-Half = Literal["fp16", "bf16"] | None"""
+Part = Literal["all", "bias", "weight"]"""
 
-COMMON = {"part": "Part", "half": "Half", "state": "Arena | None", "step": "int | None"}
+COMMON = {"part": "Part", "half": "str | None", "state": "Arena | None", "step": "int | None"}
 """What every op takes beside its own."""
 
 WIDTH = 100

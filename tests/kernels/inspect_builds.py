@@ -1,7 +1,7 @@
-"""Build every kernel variant for every architecture and print what is wrong with it; no GPU needed.
+"""Build kernels for every architecture and print what is wrong with them; no GPU needed.
 
-Run by test_kernels_build.py in processes of their own, since the test process may have Numba's
-simulator on, which compiles nothing.  Arguments: which share of the variants, of how many.
+Run by test_build.py in processes of their own, since the test process may have Numba's
+simulator on, which compiles nothing.  Arguments: which share of the kernels, of how many.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import re
 import sys
 
-from rangeops import REGISTRY
 from rangeops.device import linker
 from rangeops.kernels import build
-from tests.kernels.variants import chosen
+from tests.kernels.variants import built, kernels
 
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
 
@@ -68,9 +67,9 @@ def faults(op, flags) -> list[str]:
 
 
 def main() -> int:
-    """Inspect a share of all variants; print a line per fault, then the number inspected."""
+    """Inspect a share of the kernels; print a line per fault, then the number inspected."""
     share, shares = int(sys.argv[1]), int(sys.argv[2])
-    everything = [(op, v) for op in REGISTRY.values() for v in op.variants() if chosen(op, v)]
+    everything = [(op, flags) for op, flags in kernels() if built(op, flags)]
     wrong = 0
     for op, flags in everything[share::shares]:
         for fault in faults(op, flags):

@@ -1,35 +1,53 @@
-"""Which kernel variants are built and run: all on a machine with a GPU, else those that differ.
+"""Which kernels there are, and which of them are built without a GPU.
 
-Compiling all takes two cores five minutes, and the simulator runs them slowly.  Every option is a
-branch of its own, so each is taken alone and all together; of the optimizers, which share one
-kernel factory, alone for AdamW only.  bf16 differs from fp16 by the two conversions, a second kind
-of weight decay in the rule: there the variant with everything stands for the rest.
+Ops that differ by coefficients alone share a kernel, so a kernel is looked at once, as that of the
+first op which has it.  The simulator runs them all.  To compile and link one for five GPUs takes
+most of a second (``python -m tests.kernels.inspect_builds``), so without a GPU those are built
+that differ in what a compiler sees: every option is a branch of its own, and it is there alone and
+with all others.  Optimizers have one shape and differ in the rule, so one of them stands for the
+others where an option is alone; bf16 differs from fp16 by two conversions, so the variant with
+everything stands for the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from rangeops import REGISTRY
 from rangeops.device.streams import gpu_count
+from rangeops.launch.op import RangeOp
 
-FACTORY = ("sgd", "momentum", "nesterov", "adam", "lars", "lion")
-"""Optimizers whose kernel is AdamW's but for the rule."""
+STANDS_FOR_OPTIMIZERS = "adam"
+"""The optimizer of which every option is built alone: the rule with the most operands."""
 
 
-def on(flags) -> int:
+def on(flags: dict[str, Any]) -> int:
     """Return the number of options that a variant has."""
     return sum(value is True for value in flags.values())
 
 
-def chosen(op, flags) -> bool:
-    """Whether a variant is looked at on this machine."""
-    if gpu_count():
+def extreme(op: RangeOp, flags: dict[str, Any]) -> bool:
+    """Return whether a variant has no option, or all that go with its half format."""
+    alike = [other for other in op.variants() if other.get("half") == flags.get("half")]
+    return on(flags) in (0, max(map(on, alike)))
+
+
+def kernels() -> Iterator[tuple[RangeOp, dict[str, Any]]]:
+    """Yield every kernel once, as an op and its flags."""
+    seen: set[tuple[str, str]] = set()
+    for op in REGISTRY.values():
+        for flags in op.variants():
+            key = op.kernel.name, repr(sorted(flags.items()))
+            if key not in seen:
+                seen.add(key)
+                yield op, flags
+
+
+def built(op: RangeOp, flags: dict[str, Any]) -> bool:
+    """Return whether a kernel is built on this machine: all are where there is a GPU."""
+    if gpu_count() or extreme(op, flags):
         return True
-    alike = [
-        other
-        for other in op.variants()
-        if all(other.get(name) == flags.get(name) for name in ("half", "decay"))
-    ]
-    if on(flags) == max(map(on, alike)):
-        return True
-    if flags.get("half") == "bf16" or flags.get("decay") != op.flags.get("decay", (None,))[0]:
+    if flags.get("half") == "bf16" or on(flags) > 1:
         return False
-    return on(flags) <= (0 if op.name in FACTORY else 1)
+    return op.settings is None or op.name == STANDS_FOR_OPTIMIZERS

@@ -1,10 +1,13 @@
 """The registry walk: what every op and every option has to keep, wherever it runs.
 
-On "cuda" every variant runs (in the simulator when there is no GPU).  On the CPU, where a loop
-takes most of a second to compile, each op runs alone and with everything it can fuse.
+On "cuda" every kernel runs (in the simulator when there is no GPU), ops that share one taking
+turns.  On the CPU those loops run that are also built for GPUs, and every op alone and with
+everything it can fuse.
 """
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 import pytest
@@ -16,13 +19,21 @@ from rangeops.kernels import build
 from rangeops.launch.resolve import WHOLE_SERIES
 from rangeops.verify import check, fill_random, planned_variants
 from tests.helpers import HAVE_GPU, get, host_bytes, put, raw_arena, small_plan
-from tests.kernels.variants import chosen
+from tests.kernels.variants import built, extreme, kernels
 
-OPTIMIZERS = {"sgd": "sgd", "momentum": "momentum", "nesterov": "nesterov", "trust_ratio": "lamb"}
+KERNELS = {(op.kernel.name, repr(sorted(flags.items()))): op.name for op, flags in kernels()}
 
 
-def plan_for(op, half="fp16"):
-    return small_plan(OPTIMIZERS.get(op.name, "adamw"), half=half or "fp16", ema=True)
+def plan_for(op, flags):
+    """Return the plan of the optimizer that an op is or belongs to, with halves and EMA."""
+    optimizer = op.name if op.settings is not None else flags.get("kind", "adamw")
+    half = flags.get("half") or "fp16"
+    return planned("lamb" if op.name == "lamb_moments" else optimizer, half)
+
+
+@functools.cache
+def planned(optimizer, half):
+    return small_plan(optimizer, half=half, ema=True)
 
 
 def on_ranges(op):
@@ -31,59 +42,78 @@ def on_ranges(op):
 
 
 def label(op, flags):
-    on = [k if v is True else str(v) for k, v in flags.items() if v and v != "l2"]
+    on = [k if v is True else str(v) for k, v in flags.items() if v]
     return "-".join([op.name, *on])
 
 
-def cases():
+def first(op, flags):
+    """Return whether an op is the first one with this kernel."""
+    return KERNELS[op.kernel.name, repr(sorted(flags.items()))] == op.name
+
+
+def cases(wanted):
+    """Return the variants for which ``wanted(op, flags, where)`` is true, as test parameters."""
+    found = []
     for op in REGISTRY.values():
         for flags in op.variants():
-            on = sum(v is True for v in flags.values())
-            few = on == 0 or on == sum(True in values for values in op.flags.values())
             for where in ("cuda", "cpu"):
-                if where == "cuda" or few:
+                if wanted(op, flags, where):
                     # One process compiles a loop for all the tests of it.
-                    together = [pytest.mark.xdist_group(op.name)] if where == "cpu" else []
+                    together = [pytest.mark.xdist_group(op.kernel.name)] if where == "cpu" else []
                     name = f"{label(op, flags)}-{where}"
-                    yield few, pytest.param(op, flags, where, id=name, marks=together)
+                    found.append(pytest.param(op, flags, where, id=name, marks=together))
+    return found
 
 
-def bf16(case):
-    return case.values[1].get("half") == "bf16"
+def every(op, flags, where):
+    if where == "cuda":
+        return HAVE_GPU or first(op, flags)
+    return extreme(op, flags) or (first(op, flags) and built(op, flags))
 
 
-CASES = [case for few, case in cases() if few or chosen(*case.values[:2])]
-"""Without a GPU those that differ, in the slow simulator; see ``tests.kernels.variants``."""
+def fewer(op, flags, where):
+    """In the slow simulator, each kernel alone and with everything it can fuse."""
+    if HAVE_GPU:
+        return every(op, flags, where)
+    return extreme(op, flags) and flags.get("half") != "bf16" and first(op, flags)
 
-FEWER = [case for few, case in cases() if HAVE_GPU or (few and not bf16(case))]
-"""In the slow simulator, each op alone and with everything it can fuse."""
 
-OBEYING = [c for c in FEWER if c.values[0].hyper and c.values[0].name != "check_nan"]
-"""The updates and the EMA: what a set flag holds back."""
+def obeying(op, flags, where):
+    """Whether it is an update or the EMA, which a set flag holds back."""
+    return fewer(op, flags, where) and op.hyper and op.name != "check_nan"
+
+
+@functools.cache
+def filled(plan):
+    """Return the bytes of an arena with random contents and coefficients of step 2."""
+    arena = Arena(plan, device="cpu")
+    fill_random(arena, 3)
+    arena.scalars.set(weight_decay=0.01, ema_decay=0.9, clip_value=10.0, step=1, batch_size=32)
+    REGISTRY["begin_step"](arena)
+    return host_bytes(arena)
 
 
 def ready(op, flags, device):
     """Return a filled arena with coefficients at step 2, and the launch of the variant."""
-    plan = plan_for(op, flags.get("half"))
+    plan = plan_for(op, flags)
     arena = Arena(plan, device=device)
-    wanted = [
+    put(arena, 0, filled(plan))
+    (arguments,) = (
         a
-        for a, f in zip(planned_variants(op, plan), variants_in(op, plan), strict=True)
-        if f == flags
-    ]
-    fill_random(arena, 3)
-    arena.scalars.set(weight_decay=0.01, ema_decay=0.9, clip_value=10.0, step=1, batch_size=32)
-    begin = REGISTRY["begin_step"].bind(arena)
-    begin()
-    return arena, op.bind(arena, **wanted[0])
+        for a in planned_variants(op, plan)
+        if all(a.get(name) == value for name, value in flags.items() if name != "half")
+    )
+    return arena, op.bind(arena, **arguments)
 
 
-def variants_in(op, plan):
-    half = plan.config.half
-    return [f for f in op.variants() if f.get("half") in (None, half)]
+def test_every_op_runs_on_both_kinds_of_device():
+    ran = {where: {c.values[0].kernel for c in cases(every) if c.values[2] == where} for where in
+           ("cuda", "cpu")}  # fmt: skip
+    assert ran["cuda"] == ran["cpu"] == {op.kernel for op in REGISTRY.values()}
+    assert {c.values[0] for c in cases(every)} == set(REGISTRY.values())
 
 
-@pytest.mark.parametrize(("op", "flags", "device"), CASES)
+@pytest.mark.parametrize(("op", "flags", "device"), cases(every))
 def test_equals_its_reference_and_touches_nothing_else(op, flags, device):
     arena, launch = ready(op, flags, device)
     before = host_bytes(arena)
@@ -91,9 +121,10 @@ def test_equals_its_reference_and_touches_nothing_else(op, flags, device):
     assert verdict.difference is None
     after = host_bytes(arena)
     allowed = np.zeros(arena.nbytes, bool)
+    resolved = launch.binding.resolved
     for name, _ in op.kernel.arguments:
         _, span = launch.binding.locate(name)
-        role = launch.binding.resolved[name].operand.role if name in launch.binding.resolved else "state"
+        role = resolved[name].operand.role if name in resolved else "state"
         if span is not None and role != "read":
             allowed[span.base_offset : span.end] = True
     assert not (before != after)[~allowed].any()
@@ -104,18 +135,18 @@ def test_equals_its_reference_and_touches_nothing_else(op, flags, device):
         assert not after[pad].any(), f"padding of {tensor.name}"
 
 
-@pytest.mark.parametrize(("op", "flags", "device"), FEWER)
+@pytest.mark.parametrize(("op", "flags", "device"), cases(fewer))
 def test_twice_from_one_state_gives_the_same_bits(op, flags, device):
     arena, launch = ready(op, flags, device)
     start = host_bytes(arena)
     launch()
-    first = host_bytes(arena)
+    once = host_bytes(arena)
     put(arena, 0, start)
-    compiled = built()
+    compiled = compilations()
     again = op.bind(arena, **spans_of(launch))
     again()
-    assert built() == compiled, "the second binding compiled something"
-    np.testing.assert_array_equal(host_bytes(arena), first)
+    assert compilations() == compiled, "the second binding compiled something"
+    np.testing.assert_array_equal(host_bytes(arena), once)
 
 
 def spans_of(launch):
@@ -123,14 +154,15 @@ def spans_of(launch):
     return flags | {name: b.span for name, b in launch.binding.resolved.items()}
 
 
-def built():
+def compilations():
     caches = (build.gpu_kernel, build.simulated_kernel, build.cpu_loop, build.ltoir)
     return [c.cache_info().misses for c in caches]
 
 
-@pytest.mark.parametrize(("op", "flags", "device"), OBEYING)
+@pytest.mark.parametrize(("op", "flags", "device"), cases(obeying))
 def test_a_set_flag_changes_no_byte(op, flags, device):
     arena, launch = ready(op, flags, device)
+    resolved = launch.binding.resolved
     # Either word holds an update back; both are looked at on the CPU, one on the slow simulator.
     for flag in ("found_inf", "skip_step") if device == "cpu" else ("skip_step",):
         arena.scalars.set(**{"found_inf": 0, "skip_step": 0, flag: 1})
@@ -141,7 +173,7 @@ def test_a_set_flag_changes_no_byte(op, flags, device):
             _, span = launch.binding.locate("partials")
             before[span.base_offset : span.end] = after[span.base_offset : span.end]
         if flags.get("clear_grad"):
-            spans = [launch.binding.resolved[n].span for n in ("g", "h") if n in launch.binding.resolved]
+            spans = [resolved[n].span for n in ("g", "h") if n in resolved]
             for span in spans:
                 before[span.base_offset : span.end] = after[span.base_offset : span.end]
             last = spans[-1]

@@ -44,7 +44,7 @@ def cubin(kernel: Kernel, flags: Flags, arch: str) -> bytes:
 
 @cache
 def gpu_kernel(kernel: Kernel, flags: Flags, device: Any) -> Any:
-    """Return the loaded kernel of a variant on a GPU, a ``rangeops.device.base.Gpu``."""
+    """Return the loaded kernel of a variant on a GPU, a ``rangeops.device.base.Compiled``."""
     return device.load(cubin(kernel, flags, device.architecture))
 
 

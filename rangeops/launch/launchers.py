@@ -10,7 +10,7 @@ from typing import cast
 
 from plan.scratch import CHUNK_GRANULES, GRANULE
 from rangeops.device import host_loops
-from rangeops.device.base import Gpu
+from rangeops.device.base import Compiled
 from rangeops.kernels import build
 from rangeops.launch.binding import Binding
 
@@ -61,7 +61,7 @@ def variant(binding: Binding) -> build.Flags:
 
 def compiled(binding: Binding) -> Launch:
     """Return the launch of a kernel compiled for a GPU; its arguments are laid out now."""
-    kernel, device = binding.op.kernel, cast(Gpu, binding.arena.backend)
+    kernel, device = binding.op.kernel, cast(Compiled, binding.arena.backend)
     return device.launcher(
         build.gpu_kernel(kernel, variant(binding), device),
         max(1, grid(threads_of(binding), kernel.per_thread)),

@@ -16,7 +16,6 @@ from rangeops.ops._norms import read_sums as read_sums
 _Bytes = Iterable[SupportsIndex]
 Span = Range | Region | tuple[Region, Region] | DTensor | str | _Bytes | None
 Part = Literal["all", "bias", "weight"]
-Half = Literal["fp16", "bf16"] | None
 
 class _Scalars(TypedDict, total=False):
     lr: float
@@ -64,21 +63,23 @@ class _Scalars(TypedDict, total=False):
 class _AccumulateGrad(RangeOp):
     """g += h; h = 0"""
 
-    def bind(self, arena: Any, g: Span = ..., h: Span = ..., *, part: Part = ..., half: Half = ...,
-        state: Arena | None = ..., step: int | None = ...,
+    def bind(self, arena: Any, g: Span = ..., h: Span = ..., *, part: Part = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, g: Span = ..., h: Span = ..., *, part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 accumulate_grad: _AccumulateGrad
 
 class _AccumulateMetrics(RangeOp):
     """sum += value*batch_size (compensated)"""
 
-    def bind(self, arena: Any, *, part: Part = ..., half: Half = ..., state: Arena | None = ...,
-        step: int | None = ..., **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
-    def __call__(self, arena: Any, *, part: Part = ..., half: Half = ..., state: Arena | None = ...,
-        step: int | None = ..., stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
+    def bind(self, arena: Any, *, part: Part = ..., half: str | None = ...,
+        state: Arena | None = ..., step: int | None = ...,
+        **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
+    def __call__(self, arena: Any, *, part: Part = ..., half: str | None = ...,
+        state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
+        **scalars: Unpack[_Scalars]) -> None: ...
 accumulate_metrics: _AccumulateMetrics
 
 class _Adam(RangeOp):
@@ -87,15 +88,15 @@ class _Adam(RangeOp):
     def bind(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         v: Span = ..., e: Span = ..., a: Span = ..., *, half_grad: bool = ...,
         half_copy: bool = ..., ema: bool = ..., clear_grad: bool = ..., bias_correction: bool = ...,
-        maximize: bool = ..., decay: Literal['l2'] | None = ..., part: Part = ..., half: Half = ...,
-        state: Arena | None = ..., step: int | None = ...,
+        maximize: bool = ..., decay: Literal['l2'] | None = ..., part: Part = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         v: Span = ..., e: Span = ..., a: Span = ..., *, half_grad: bool = ...,
         half_copy: bool = ..., ema: bool = ..., clear_grad: bool = ..., bias_correction: bool = ...,
-        maximize: bool = ..., decay: Literal['l2'] | None = ..., part: Part = ..., half: Half = ...,
-        state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        maximize: bool = ..., decay: Literal['l2'] | None = ..., part: Part = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 adam: _Adam
 
 class _Adamw(RangeOp):
@@ -105,23 +106,23 @@ class _Adamw(RangeOp):
         v: Span = ..., e: Span = ..., a: Span = ..., *, half_grad: bool = ...,
         half_copy: bool = ..., ema: bool = ..., clear_grad: bool = ..., bias_correction: bool = ...,
         maximize: bool = ..., decay: Literal['decoupled'] | None = ..., part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         v: Span = ..., e: Span = ..., a: Span = ..., *, half_grad: bool = ...,
         half_copy: bool = ..., ema: bool = ..., clear_grad: bool = ..., bias_correction: bool = ...,
         maximize: bool = ..., decay: Literal['decoupled'] | None = ..., part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 adamw: _Adamw
 
 class _Average(RangeOp):
     """x = x / ranks"""
 
-    def bind(self, arena: Any, x: Span = ..., *, part: Part = ..., half: Half = ...,
+    def bind(self, arena: Any, x: Span = ..., *, part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
-    def __call__(self, arena: Any, x: Span = ..., *, part: Part = ..., half: Half = ...,
+    def __call__(self, arena: Any, x: Span = ..., *, part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 average: _Average
@@ -129,10 +130,10 @@ average: _Average
 class _AverageHalf(RangeOp):
     """h = half(float32(h) / ranks)"""
 
-    def bind(self, arena: Any, x: Span = ..., *, part: Part = ..., half: Half = ...,
+    def bind(self, arena: Any, x: Span = ..., *, part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
-    def __call__(self, arena: Any, x: Span = ..., *, part: Part = ..., half: Half = ...,
+    def __call__(self, arena: Any, x: Span = ..., *, part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 average_half: _AverageHalf
@@ -144,56 +145,56 @@ class _BeginStep(RangeOp):
         maximize: bool = ..., loss_scaling: bool = ..., global_norm: bool = ...,
         nesterov: bool = ..., grad_averaging: bool = ..., lr_outside: bool = ...,
         decoupled: bool = ..., decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, *, bias_correction: bool = ..., ema_warmup: bool = ...,
         maximize: bool = ..., loss_scaling: bool = ..., global_norm: bool = ...,
         nesterov: bool = ..., grad_averaging: bool = ..., lr_outside: bool = ...,
         decoupled: bool = ..., decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 begin_step: _BeginStep
 
 class _CastFp16ToFp32(RangeOp):
     """x = float32(h)"""
 
     def bind(self, arena: Any, dst: Span = ..., src: Span = ..., *, part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, dst: Span = ..., src: Span = ..., *, part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 cast_fp16_to_fp32: _CastFp16ToFp32
 
 class _CastFp32ToFp16(RangeOp):
     """h = half(x)"""
 
     def bind(self, arena: Any, dst: Span = ..., src: Span = ..., *, part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, dst: Span = ..., src: Span = ..., *, part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 cast_fp32_to_fp16: _CastFp32ToFp16
 
 class _CheckNan(RangeOp):
     """found_inf |= exponent(x) all ones"""
 
     def bind(self, arena: Any, g: Span = ..., h: Span = ..., *, half_grad: bool = ...,
-        clip: bool = ..., part: Part = ..., half: Half = ..., state: Arena | None = ...,
+        clip: bool = ..., part: Part = ..., half: str | None = ..., state: Arena | None = ...,
         step: int | None = ..., **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, g: Span = ..., h: Span = ..., *, half_grad: bool = ...,
-        clip: bool = ..., part: Part = ..., half: Half = ..., state: Arena | None = ...,
+        clip: bool = ..., part: Part = ..., half: str | None = ..., state: Arena | None = ...,
         step: int | None = ..., stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 check_nan: _CheckNan
 
 class _Clear(RangeOp):
     """x = 0"""
 
-    def bind(self, arena: Any, dst: Span = ..., *, part: Part = ..., half: Half = ...,
+    def bind(self, arena: Any, dst: Span = ..., *, part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
-    def __call__(self, arena: Any, dst: Span = ..., *, part: Part = ..., half: Half = ...,
+    def __call__(self, arena: Any, dst: Span = ..., *, part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 clear: _Clear
@@ -202,22 +203,22 @@ class _Copy(RangeOp):
     """dst = src"""
 
     def bind(self, arena: Any, dst: Span = ..., src: Span = ..., *, part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, dst: Span = ..., src: Span = ..., *, part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 copy: _Copy
 
 class _Ema(RangeOp):
     """e += (1-decay)*(p-e)"""
 
-    def bind(self, arena: Any, e: Span = ..., p: Span = ..., *, part: Part = ..., half: Half = ...,
-        state: Arena | None = ..., step: int | None = ...,
+    def bind(self, arena: Any, e: Span = ..., p: Span = ..., *, part: Part = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, e: Span = ..., p: Span = ..., *, part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 ema: _Ema
 
 class _FoldNorms(RangeOp):
@@ -225,11 +226,11 @@ class _FoldNorms(RangeOp):
 
     def bind(self, arena: Any, *,
         of: Literal['gradient', 'lars', 'lamb', 'weight_report', 'gradient_report'] = ...,
-        part: Part = ..., half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        part: Part = ..., half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, *,
         of: Literal['gradient', 'lars', 'lamb', 'weight_report', 'gradient_report'] = ...,
-        part: Part = ..., half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        part: Part = ..., half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 fold_norms: _FoldNorms
 
@@ -237,11 +238,11 @@ class _GradNorm(RangeOp):
     """per tensor and in all: sum g*g, found_inf"""
 
     def bind(self, arena: Any, g: Span = ..., h: Span = ..., p: Span = ..., *,
-        half_grad: bool = ..., weights: bool = ..., part: Part = ..., half: Half = ...,
+        half_grad: bool = ..., weights: bool = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, g: Span = ..., h: Span = ..., p: Span = ..., *,
-        half_grad: bool = ..., weights: bool = ..., part: Part = ..., half: Half = ...,
+        half_grad: bool = ..., weights: bool = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 grad_norm: _GradNorm
@@ -249,10 +250,12 @@ grad_norm: _GradNorm
 class _GradScaling(RangeOp):
     """skipped: scale = max(min, scale*backoff); else grow at the interval"""
 
-    def bind(self, arena: Any, *, part: Part = ..., half: Half = ..., state: Arena | None = ...,
-        step: int | None = ..., **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
-    def __call__(self, arena: Any, *, part: Part = ..., half: Half = ..., state: Arena | None = ...,
-        step: int | None = ..., stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
+    def bind(self, arena: Any, *, part: Part = ..., half: str | None = ...,
+        state: Arena | None = ..., step: int | None = ...,
+        **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
+    def __call__(self, arena: Any, *, part: Part = ..., half: str | None = ...,
+        state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
+        **scalars: Unpack[_Scalars]) -> None: ...
 grad_scaling: _GradScaling
 
 class _Lamb(RangeOp):
@@ -261,12 +264,12 @@ class _Lamb(RangeOp):
     def bind(self, arena: Any, p: Span = ..., m: Span = ..., v: Span = ..., e: Span = ...,
         a: Span = ..., *, half_copy: bool = ..., ema: bool = ..., bias_correction: bool = ...,
         grad_averaging: bool = ..., maximize: bool = ..., decay: Literal['l2'] | None = ...,
-        part: Part = ..., half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        part: Part = ..., half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., m: Span = ..., v: Span = ..., e: Span = ...,
         a: Span = ..., *, half_copy: bool = ..., ema: bool = ..., bias_correction: bool = ...,
         grad_averaging: bool = ..., maximize: bool = ..., decay: Literal['l2'] | None = ...,
-        part: Part = ..., half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        part: Part = ..., half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 lamb: _Lamb
 
@@ -275,12 +278,12 @@ class _LambMoments(RangeOp):
 
     def bind(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         v: Span = ..., *, half_grad: bool = ..., clear_grad: bool = ..., part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         v: Span = ..., *, half_grad: bool = ..., clear_grad: bool = ..., part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 lamb_moments: _LambMoments
 
 class _Lars(RangeOp):
@@ -290,14 +293,14 @@ class _Lars(RangeOp):
         e: Span = ..., a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ...,
         ema: bool = ..., clear_grad: bool = ..., maximize: bool = ..., nesterov: bool = ...,
         lr_outside: bool = ..., decay: Literal['l2'] | None = ..., part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         e: Span = ..., a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ...,
         ema: bool = ..., clear_grad: bool = ..., maximize: bool = ..., nesterov: bool = ...,
         lr_outside: bool = ..., decay: Literal['l2'] | None = ..., part: Part = ...,
-        half: Half = ..., state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
-        **scalars: Unpack[_Scalars]) -> None: ...
+        half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
+        stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 lars: _Lars
 
 class _Lion(RangeOp):
@@ -306,13 +309,13 @@ class _Lion(RangeOp):
     def bind(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         e: Span = ..., a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ...,
         ema: bool = ..., clear_grad: bool = ..., maximize: bool = ...,
-        decay: Literal['decoupled'] | None = ..., part: Part = ..., half: Half = ...,
+        decay: Literal['decoupled'] | None = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         e: Span = ..., a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ...,
         ema: bool = ..., clear_grad: bool = ..., maximize: bool = ...,
-        decay: Literal['decoupled'] | None = ..., part: Part = ..., half: Half = ...,
+        decay: Literal['decoupled'] | None = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 lion: _Lion
@@ -323,13 +326,13 @@ class _Momentum(RangeOp):
     def bind(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         e: Span = ..., a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ...,
         ema: bool = ..., clear_grad: bool = ..., maximize: bool = ..., decoupled: bool = ...,
-        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: Half = ...,
+        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         e: Span = ..., a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ...,
         ema: bool = ..., clear_grad: bool = ..., maximize: bool = ..., decoupled: bool = ...,
-        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: Half = ...,
+        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 momentum: _Momentum
@@ -340,13 +343,13 @@ class _Nesterov(RangeOp):
     def bind(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         e: Span = ..., a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ...,
         ema: bool = ..., clear_grad: bool = ..., maximize: bool = ..., decoupled: bool = ...,
-        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: Half = ...,
+        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., m: Span = ...,
         e: Span = ..., a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ...,
         ema: bool = ..., clear_grad: bool = ..., maximize: bool = ..., decoupled: bool = ...,
-        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: Half = ...,
+        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 nesterov: _Nesterov
@@ -355,11 +358,11 @@ class _SemaSwitch(RangeOp):
     """p = e; a = half(p)"""
 
     def bind(self, arena: Any, p: Span = ..., e: Span = ..., a: Span = ..., *,
-        half_copy: bool = ..., swap: bool = ..., part: Part = ..., half: Half = ...,
+        half_copy: bool = ..., swap: bool = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., e: Span = ..., a: Span = ..., *,
-        half_copy: bool = ..., swap: bool = ..., part: Part = ..., half: Half = ...,
+        half_copy: bool = ..., swap: bool = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 sema_switch: _SemaSwitch
@@ -370,13 +373,13 @@ class _Sgd(RangeOp):
     def bind(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., e: Span = ...,
         a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ..., ema: bool = ...,
         clear_grad: bool = ..., maximize: bool = ..., decoupled: bool = ...,
-        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: Half = ...,
+        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, p: Span = ..., g: Span = ..., h: Span = ..., e: Span = ...,
         a: Span = ..., *, half_grad: bool = ..., half_copy: bool = ..., ema: bool = ...,
         clear_grad: bool = ..., maximize: bool = ..., decoupled: bool = ...,
-        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: Half = ...,
+        decay: Literal['l2', 'decoupled'] | None = ..., part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 sgd: _Sgd
@@ -385,40 +388,42 @@ class _TensorStats(RangeOp):
     """per tensor: sum x*x, max |x|, count of NaN and inf"""
 
     def bind(self, arena: Any, g: Span = ..., h: Span = ..., *, half_grad: bool = ...,
-        part: Part = ..., half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        part: Part = ..., half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, g: Span = ..., h: Span = ..., *, half_grad: bool = ...,
-        part: Part = ..., half: Half = ..., state: Arena | None = ..., step: int | None = ...,
+        part: Part = ..., half: str | None = ..., state: Arena | None = ..., step: int | None = ...,
         stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 tensor_stats: _TensorStats
 
 class _TotalNorm(RangeOp):
     """sums of 512 fold sums, float64"""
 
-    def bind(self, arena: Any, *, part: Part = ..., half: Half = ..., state: Arena | None = ...,
-        step: int | None = ..., **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
-    def __call__(self, arena: Any, *, part: Part = ..., half: Half = ..., state: Arena | None = ...,
-        step: int | None = ..., stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
+    def bind(self, arena: Any, *, part: Part = ..., half: str | None = ...,
+        state: Arena | None = ..., step: int | None = ...,
+        **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
+    def __call__(self, arena: Any, *, part: Part = ..., half: str | None = ...,
+        state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
+        **scalars: Unpack[_Scalars]) -> None: ...
 total_norm: _TotalNorm
 
 class _TrustRatio(RangeOp):
     """r = tc*|p|/(|g| + wd*|p| + eps), or |p|/|u|; 1 for a norm of 0"""
 
     def bind(self, arena: Any, *, kind: Literal['lars', 'lamb'] = ..., lr_outside: bool = ...,
-        trust_clip: bool = ..., part: Part = ..., half: Half = ..., state: Arena | None = ...,
+        trust_clip: bool = ..., part: Part = ..., half: str | None = ..., state: Arena | None = ...,
         step: int | None = ..., **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
     def __call__(self, arena: Any, *, kind: Literal['lars', 'lamb'] = ..., lr_outside: bool = ...,
-        trust_clip: bool = ..., part: Part = ..., half: Half = ..., state: Arena | None = ...,
+        trust_clip: bool = ..., part: Part = ..., half: str | None = ..., state: Arena | None = ...,
         step: int | None = ..., stream: Any = ..., **scalars: Unpack[_Scalars]) -> None: ...
 trust_ratio: _TrustRatio
 
 class _Unscale(RangeOp):
     """g *= 1/grad_scale; grad_scale = 1"""
 
-    def bind(self, arena: Any, g: Span = ..., *, part: Part = ..., half: Half = ...,
+    def bind(self, arena: Any, g: Span = ..., *, part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ...,
         **scalars: Unpack[_Scalars]) -> BoundLaunch: ...
-    def __call__(self, arena: Any, g: Span = ..., *, part: Part = ..., half: Half = ...,
+    def __call__(self, arena: Any, g: Span = ..., *, part: Part = ..., half: str | None = ...,
         state: Arena | None = ..., step: int | None = ..., stream: Any = ...,
         **scalars: Unpack[_Scalars]) -> None: ...
 unscale: _Unscale

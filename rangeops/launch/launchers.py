@@ -6,11 +6,10 @@ One function for each kind of device; whatever a call does not need is done when
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 from plan.scratch import CHUNK_GRANULES, GRANULE
 from rangeops.device import host_loops
-from rangeops.device.base import Compiled
 from rangeops.kernels import build
 from rangeops.launch.binding import Binding
 
@@ -61,7 +60,8 @@ def variant(binding: Binding) -> build.Flags:
 
 def compiled(binding: Binding) -> Launch:
     """Return the launch of a kernel compiled for a GPU; its arguments are laid out now."""
-    kernel, device = binding.op.kernel, cast(Compiled, binding.arena.backend)
+    kernel = binding.op.kernel
+    device: Any = binding.arena.backend  # rangeops.device.base.Compiled, by FORMS
     return device.launcher(
         build.gpu_kernel(kernel, variant(binding), device),
         max(1, grid(threads_of(binding), kernel.per_thread)),

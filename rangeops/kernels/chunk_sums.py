@@ -17,18 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from plan.scalars import int32_index
 from plan.scratch import BLOCK_FLOATS, GRANULE, ROW_FLOATS, row_index
 from rangeops.kernels import tree
 from rangeops.kernels.cpu_text import cpu_pass, gradient_pass, groups_of
 from rangeops.kernels.gpu_text import clear_lines, load_lines, stage_lines
-from rangeops.kernels.reference import Piece
+from rangeops.kernels.reference import Piece, is_held
 from rangeops.kernels.source import Text, function_of
-from rangeops.kernels.spec import Kernel, Operand, arguments_of
+from rangeops.kernels.spec import Kernel, Operand, Stage, arguments_of
 from rangeops.kernels.stages import (
     LIVE,
     Elementwise,
-    Stage,
     constants,
     place,
     row_of,
@@ -222,9 +220,9 @@ def _reference(s: _Sums, flags: Mapping[str, Any]) -> Callable[..., None]:
     def reference(*arguments: Any) -> None:
         arrays = dict(zip(names, arguments, strict=False))
         half_start, count = arguments[len(names) :]
-        partials, chunks, k = arrays["partials"], arrays["chunks"], arrays.get("k")
+        partials, chunks = arrays["partials"], arrays["chunks"]
         partials[: len(s.quantities) * count] = 0
-        held = d.gated and bool(k[int32_index("skip_step")] or k[int32_index("found_inf")])
+        held = d.gated and is_held(arrays["k"])
         with np.errstate(all="ignore"):
             for q, rows in enumerate([] if held else _term_rows(s, flags, arrays, half_start)):
                 part = slice(q * count, (q + 1) * count)

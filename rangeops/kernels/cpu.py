@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from types import FunctionType, ModuleType
+from typing import Any
 
 import llvmlite.binding as llvm
 from llvmlite import ir
@@ -27,7 +28,11 @@ WORDS = (
 
 _POINTED = {"u1": uint8, "u2": uint16, "u4": uint32, "i4": int32, "f4": float32, "f8": float64}
 
-_OPTIONS = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+_OPTIONS: dict[str, Any] = {
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+}
 
 
 @intrinsic

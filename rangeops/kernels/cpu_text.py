@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rangeops.kernels.source import Text
-from rangeops.kernels.stages import LIVE, Elementwise, Stage, parameters, place, row_of
+from rangeops.kernels.spec import Stage
+from rangeops.kernels.stages import LIVE, Elementwise, parameters, place, row_of
 
 
 def cpu_text(d: Elementwise, flags: Mapping[str, Any]) -> str:

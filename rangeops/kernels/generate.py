@@ -24,10 +24,8 @@ from rangeops.kernels.cpu_text import cpu_text
 from rangeops.kernels.gpu_text import gpu_text
 from rangeops.kernels.reference import reference_of
 from rangeops.kernels.source import function_of
-from rangeops.kernels.spec import Kernel, Operand, arguments_of
-from rangeops.kernels.stages import Elementwise, Stage, constants, integers, rules_of, scope
-
-__all__ = ["Stage", "elementwise"]
+from rangeops.kernels.spec import Kernel, Operand, Stage, arguments_of
+from rangeops.kernels.stages import Elementwise, constants, integers, rules_of, scope
 
 
 def elementwise(

@@ -30,8 +30,7 @@ def reference_of(d: Elementwise, flags: Mapping[str, Any]) -> Callable[..., None
         arrays = dict(zip(names, arguments, strict=False))
         integers = dict(zip(integers_of(d), arguments[len(names) :], strict=True))
         n, half_start = integers["n"], integers.get("half_start", 0)
-        k = arrays.get("k")
-        held = d.gated and bool(k[int32_index("skip_step")] or k[int32_index("found_inf")])
+        held = d.gated and is_held(arrays["k"])
         with np.errstate(all="ignore"):
             for lo in range(0, 0 if held else n, REFERENCE_CHUNK):
                 Piece(d, flags, arrays, integers, lo, min(n, lo + REFERENCE_CHUNK)).run()
@@ -42,6 +41,11 @@ def reference_of(d: Elementwise, flags: Mapping[str, Any]) -> Callable[..., None
                 arrays[half.name][:] = 0
 
     return reference
+
+
+def is_held(k: np.ndarray) -> bool:
+    """Return whether the finite flag holds every update back."""
+    return bool(k[int32_index("skip_step")] or k[int32_index("found_inf")])
 
 
 class Piece:

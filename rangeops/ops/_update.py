@@ -75,8 +75,9 @@ def update_kernel(
         updated("e", "f4", "E", "ema"),
         written("a", "half", "A", "half_copy", copy_of="p"),
     )
-    own = {"scaled": "g", "clears": "clear_grad"} if gradient else {}
-    return elementwise(name, operands, (*stages, COPY, AVERAGE), gated=True, **own, **more)
+    if gradient:
+        more |= {"scaled": "g", "clears": "clear_grad"}
+    return elementwise(name, operands, (*stages, COPY, AVERAGE), gated=True, **more)
 
 
 def optimizer(

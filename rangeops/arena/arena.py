@@ -12,8 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from plan import DTensor, MemoryPlan, PlanConfig, PlanError, Range
-from plan.region import PARAMETER_KINDS
+from plan import DTensor, MemoryPlan, PlanError, Range
 from plan.segments import weight_segments
 from rangeops.arena.buffer import flat, tensor_view
 from rangeops.arena.scalars import Scalars
@@ -283,15 +282,3 @@ class Arena:
         if self._scalars is None:
             self._scalars = Scalars(self, self.plan)
         return self._scalars
-
-
-def private_arena(beside: Arena) -> Arena:
-    """Return a small arena with scalars and one coefficient row, for an op bound without a plan.
-
-    It lies on the device of ``beside`` and its writes follow the same framework's stream.
-    """
-    plan = MemoryPlan(PlanConfig("none"))
-    plan.parameter("row", PARAMETER_KINDS[3], (1,))
-    arena = Arena(plan.finalize(), device=beside.device)
-    arena.framework = beside.framework
-    return arena

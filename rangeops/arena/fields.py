@@ -26,9 +26,12 @@ class ScalarFields:
 
     def __getattr__(self, name: str) -> float:
         """Return the value of scalar ``name``."""
-        if name not in NAMES:
-            raise AttributeError(f"scalars: no scalar is named {name!r}")
-        return self.get(name)
+        if name.startswith("_"):
+            raise AttributeError(name)
+        try:
+            return self.get(name)
+        except KeyError:
+            raise AttributeError(f"scalars: no scalar is named {name!r}") from None
 
     def __setattr__(self, name: str, value: float) -> None:
         """Write scalar ``name`` in stream order."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from plan import MemoryPlan, Range, Region
-from plan.scalars import DEVICE_OWNED, FP32_SCALARS, INT32_SCALARS, fp32_index, int32_index
+from plan import MemoryPlan, Range
+from plan.scalars import DEVICE_OWNED, FP32_SCALARS, INT32_SCALARS
 from rangeops.arena.fields import COMPLEMENTS, NAMES, ScalarFields
 
 __all__ = ["NAMES", "Scalars", "check"]
@@ -22,12 +22,6 @@ _SHORT_OF_ONE = ("beta1", "beta2")
 _UP_TO_ONE = ("ema_decay", "dampening", "one_minus_ema_decay", "one_minus_dampening")
 _POSITIVE = ("eps", "loss_scale", "grad_scale", "min_loss_scale", "max_loss_scale", "ranks")
 _POSITIVE_INT = ("growth_interval", "hysteresis", "batch_size", "global_batch_size")
-
-_TABLES = (
-    ("fp32", FP32_SCALARS, fp32_index),
-    ("int32", INT32_SCALARS, int32_index),
-)
-"""Kind, names with initial values, and the place of a name in its region in elements."""
 
 
 def check(name: str, value: float) -> None:
@@ -72,39 +66,49 @@ class Scalars(ScalarFields):
     """Named scalars of one arena, read and written by attribute.
 
     Reading a scalar of the host costs nothing; reading one that the device changes (loss_scale,
-    step, found_inf …) waits for the device.
+    step, found_inf …) waits for the device.  A plan's own scalars (``PlanConfig(scalars=...)``) are
+    read by ``get`` and written by ``set``.
     """
 
     _memory: Memory
+    _own: frozenset[str]
     _base: dict[str, int]
     _mirror: dict[str, np.ndarray]
+    _places: dict[str, tuple[str, int]]
 
     def __init__(self, memory: Memory, plan: MemoryPlan) -> None:
+        own: dict[str, float] = dict(getattr(plan.config, "scalars", {}))
+        values = {**FP32_SCALARS, **INT32_SCALARS, **own}
+        found = {name: plan.scalar(name) for name in values}
         base, mirror = {}, {}
-        regions, types = (Region.S_SCALAR_FP32, Region.S_SCALAR_INT32), (np.float32, np.int32)
-        for (kind, table, index), region, dtype in zip(_TABLES, regions, types, strict=True):
-            base[kind] = plan.range(region).base_offset
-            mirror[kind] = np.zeros(index(list(table)[-1]) + 1, dtype)
-            for name, value in table.items():
-                mirror[kind][index(name)] = value
-        for attribute, own in (("_memory", memory), ("_base", base), ("_mirror", mirror)):
-            object.__setattr__(self, attribute, own)
+        for dtype in ("f4", "i4"):
+            offsets = [offset for offset, its in found.values() if its == dtype]
+            base[dtype] = min(offsets)
+            mirror[dtype] = np.zeros((max(offsets) - min(offsets)) // 4 + 1, dtype)
+        places = {name: (dtype, (at - base[dtype]) // 4) for name, (at, dtype) in found.items()}
+        for name, (dtype, place) in places.items():
+            mirror[dtype][place] = values[name]
+        # Past __setattr__, which writes scalars.
+        vars(self).update(
+            _memory=memory, _own=frozenset(own), _base=base, _mirror=mirror, _places=places
+        )
 
     def __repr__(self) -> str:
         """Return the scalars of the host that are not as in a fresh arena; asks no device."""
+        fresh = {**FP32_SCALARS, **INT32_SCALARS}
         changed = [
             f"{name}={self.get(name):g}"
-            for _, table, _ in _TABLES
-            for name, value in table.items()
-            if name not in DEVICE_OWNED and self.get(name) != np.float32(value)
+            for name in self._places
+            if name in self._own
+            or (name not in DEVICE_OWNED and self.get(name) != np.float32(fresh[name]))
         ]
-        counts = f"{len(FP32_SCALARS)} fp32, {len(INT32_SCALARS)} int32"
+        counts = f"{len(FP32_SCALARS) + len(self._own)} fp32, {len(INT32_SCALARS)} int32"
         return f"<Scalars: {counts}; {', '.join(changed) or 'all as in a fresh arena'}>"
 
     def reset(self) -> None:
         """Write the initial value of every scalar."""
-        for kind, mirror in self._mirror.items():
-            self._upload(kind, 0, mirror)
+        for dtype, mirror in self._mirror.items():
+            self._upload(dtype, 0, mirror)
 
     def get(self, name: str) -> Any:
         """Return scalar ``name``, waiting for the device if that is who changes it.
@@ -113,16 +117,15 @@ class Scalars(ScalarFields):
             KeyError: no such scalar.
 
         """
-        for kind, table, index in _TABLES:
-            if name in table and name in DEVICE_OWNED:
-                span = Range(self._base[kind] + 4 * index(name), 4)
-                return self._memory.read(span, "f4" if kind == "fp32" else "i4")[0].item()
-            if name in table:
-                return self._mirror[kind][index(name)].item()
-        return 1.0 - float(self.get(COMPLEMENTS[name]))
+        if name in COMPLEMENTS and name not in self._places:
+            return 1.0 - float(self.get(COMPLEMENTS[name]))
+        dtype, place = self._places[name]
+        if name in DEVICE_OWNED:
+            return self._memory.read(Range(self._base[dtype] + 4 * place, 4), dtype)[0].item()
+        return self._mirror[dtype][place].item()
 
-    def _upload(self, kind: str, element: int, values: np.ndarray) -> None:
-        self._memory.write(self._base[kind] + 4 * element, values)
+    def _upload(self, dtype: str, place: int, values: np.ndarray) -> None:
+        self._memory.write(self._base[dtype] + 4 * place, values)
 
     def set(self, **values: float) -> None:
         """Write several scalars; neighbours of one type are one upload.
@@ -131,29 +134,33 @@ class Scalars(ScalarFields):
             ValueError, TypeError: see ``check``; nothing is written then.
 
         """
-        for name, value in values.items():
-            check(name, value)
         full: dict[str, float] = {}
         for name, value in values.items():
+            if name not in self._own:
+                check(name, value)
+            elif not math.isfinite(np.float32(value)):
+                raise ValueError(f"{name}: got {value}, expected a finite float32; check it")
             if name in COMPLEMENTS:
                 full[COMPLEMENTS[name]] = 1.0 - value
-            if name in FP32_SCALARS or name in INT32_SCALARS:
+            if name in self._places:
                 full[name] = value
             if name == "loss_scale":
                 full["grad_scale"] = value
-        for kind, table, index in _TABLES:
-            mirror = self._mirror[kind]
-            for owned in (False, True):
-                places = [index(n) for n in full if n in table and (n in DEVICE_OWNED) == owned]
-                for n in full:
-                    if n in table:
-                        mirror[index(n)] = full[n]
-                if owned:
-                    for place in places:
-                        self._upload(kind, place, mirror[place : place + 1])
-                elif places:
-                    self._upload(kind, min(places), mirror[min(places) : max(places) + 1])
+        for name, value in full.items():
+            dtype, place = self._places[name]
+            self._mirror[dtype][place] = value
+        alone = DEVICE_OWNED | self._own  # those between them belong to the device
+        for dtype, mirror in self._mirror.items():
+            mine = {name for name in full if self._places[name][0] == dtype}
+            together = [self._places[name][1] for name in mine - alone]
+            if together:
+                self._upload(dtype, min(together), mirror[min(together) : max(together) + 1])
+            for name in full:
+                if name in mine & alone:
+                    place = self._places[name][1]
+                    self._upload(dtype, place, mirror[place : place + 1])
 
     def host_values(self) -> dict[str, float]:
         """Return the FP32 scalars as the host last set them."""
-        return {name: float(self._mirror["fp32"][fp32_index(name)]) for name in FP32_SCALARS}
+        mirror = self._mirror["f4"]
+        return {name: float(mirror[self._places[name][1]]) for name in FP32_SCALARS}

@@ -65,6 +65,9 @@ class Executable(Protocol):
 class Device(Protocol):
     """One place where memory lies and kernels run; two finds of a name give the same object."""
 
+    def __hash__(self) -> int:
+        """Return a hash, since what is compiled for a device is kept by it."""
+
     @property
     def name(self) -> str:
         """Its full name: "cuda:0", "cpu" or "simulator"."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import marshal
 import os
 import platform
 import tempfile
@@ -119,8 +118,8 @@ def _file(name: str) -> bytes:
 def _referred(value: Any, seen: set[int]) -> Iterator[bytes]:
     """Yield the sources and constants behind a value that a factory refers to.
 
-    A function of this library is followed through its closure alone: its source and all that it
-    names are hashed with the packages.
+    A function of this library is followed through its closure alone: what it names is hashed with
+    the packages.
     """
     if isinstance(value, FunctionType):
         if id(value) not in seen:
@@ -144,12 +143,24 @@ def _referred(value: Any, seen: set[int]) -> Iterator[bytes]:
 
 def _referred_by(function: FunctionType, seen: set[int]) -> Iterator[bytes]:
     code, known = function.__code__, function.__globals__
+    yield repr(_text(code)).encode()
     for cell in function.__closure__ or ():
         yield from _referred(cell.cell_contents, seen)
     if not _is_own(code.co_filename):
-        yield _file(code.co_filename) or marshal.dumps(code)
+        yield _file(code.co_filename)
         for name in sorted(_names(code) & known.keys()):
             yield from _referred((name, known[name]), seen)
+
+
+def _text(code: CodeType) -> tuple[Any, ...]:
+    """Return what a function does, whatever file and line it stands in."""
+
+    def constant(value: Any) -> Any:
+        if isinstance(value, frozenset):  # its order is another one in every process
+            return sorted(map(repr, value))
+        return _text(value) if isinstance(value, CodeType) else repr(value)
+
+    return code.co_code, code.co_names, code.co_varnames, [*map(constant, code.co_consts)]
 
 
 def _names(code: CodeType) -> set[str]:

@@ -61,6 +61,17 @@ def test_a_change_in_what_a_users_factory_refers_to_changes_the_key(tmp_path, mo
     assert key(tmp_path, monkeypatch, **changed) != before
 
 
+def test_two_functions_of_one_file_have_two_keys():
+    def one(x):
+        return lambda p: p + p
+
+    def two(x):
+        return lambda p: p - p
+
+    assert cache.key_of(one, "op") != cache.key_of(two, "op")
+    assert cache.key_of(lambda x: one, "op") != cache.key_of(lambda x: two, "op")
+
+
 def test_flags_and_targets_are_part_of_the_key():
     assert cache.key_of(key, "op", "sm_80") != cache.key_of(key, "op", "sm_90")
 

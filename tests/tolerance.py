@@ -1,15 +1,38 @@
-"""The few tolerances, in units in the last place, each with its reason."""
+"""The few tolerances, in units in the last place (ulps), each with its reason.
+
+A tolerance is relative to the expected value unless it says otherwise.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-UPDATE_ULPS = 4
-"""An update rounds once an operation; its result is the small difference or sum of at most four
-rounded terms, each within an ulp of the largest of them."""
+ULP = 2.0**-23
+"""The last place of a float32 that is a power of two, relative to it."""
 
-TORCH_ULPS = 8
-"""torch's own foreach and fused optimizers differ from each other by about as much."""
+STORED = 1 * ULP
+"""A float32 beside the float64 value that it was rounded from: half an ulp of it, and half an ulp
+where an input was rounded as well."""
+
+STEP = 4 * ULP
+"""One update, or a chain of up to eight operations, each rounding by half an ulp."""
+
+SEQUENCE = {"rtol": 16 * ULP, "atol": 8 * ULP}
+"""Twelve updates, two or three roundings each, of weights up to 4; ``atol`` is for weights that
+end near zero: a rounding is then of the weight as it was before."""
+
+SUM = 4 * 2.0**-52
+"""A float64 sum by the fixed tree: 128 terms a lane round by half an ulp (2**-53) of the partial
+sum, most of them the same way only in a test made for it."""
+
+FP16 = 2.0**-10
+"""One ulp of fp16: its input was rounded to halves."""
+
+FOUR_DIGITS = 5e-5
+"""Half of the fourth decimal, to which a case gives its value; absolute."""
+
+SIX_DIGITS = 1e-6
+"""The sixth decimal, to which a case gives its value; absolute."""
 
 
 def ulps(got: np.ndarray, want: np.ndarray, scale: np.ndarray) -> float:

@@ -154,7 +154,7 @@ def test_clip_by_value_works_on_scaled_gradients_after_the_flag(device):
 
 @pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam", "adamw"])
 def test_s12_an_overflow_leaves_every_bit_and_the_next_step_counts(name, device):
-    plan = small_plan("momentum" if name in ("momentum", "nesterov") else name)
+    plan = small_plan(name)
     arena = Arena(plan, device=device)
     assert arena.scalars.found_inf == 0, "first use"
     for series in "WGMV":

@@ -4,6 +4,9 @@ A key is a hash of all sources of ``plan`` and ``rangeops``, of every function, 
 that the kernel's factories refer to (an op may be declared in a user's file), of the flags, the
 target and the versions of the tools: whatever could change the code changes the key, so nothing
 stale is ever loaded.  A file begins with a checksum of the rest and is written in one move.
+
+cuda.core has a store of its own (FileStreamProgramCache); this one serves cubins and loops of the
+CPU alike, also where no CUDA package is installed.
 """
 
 from __future__ import annotations

@@ -33,8 +33,6 @@ class BoundLaunch:
 
     """
 
-    on_stream = True
-
     def __init__(self, binding: Binding) -> None:
         kernel = binding.op.kernel
         self.binding = binding

@@ -179,9 +179,10 @@ class Arena:
 
     def __getitem__(self, tensor: DTensor | str) -> Any:
         """Return a zero-copy view of a tensor in its logical shape; bf16 comes as uint16 bits."""
-        found = self.tensor(tensor)
-        check_mapped(self.unmapped, f"arena[{found.name!r}]", Range(found.offset, found.nbytes))
-        return tensor_view(self.memory, found)
+        planned = self.tensor(tensor)
+        span = Range(planned.offset, planned.nbytes)
+        check_mapped(self.unmapped, f"arena[{planned.name!r}]", span)
+        return tensor_view(self.memory, planned)
 
     def __setitem__(self, tensor: DTensor | str, values: Any) -> None:
         """Write a tensor from a scalar, a NumPy or a CuPy array; its padding is not touched.
@@ -193,9 +194,9 @@ class Arena:
 
     def download(self, tensor: DTensor | str) -> np.ndarray:
         """Return a copy of a tensor in host memory, after the current stream's work."""
-        found = self.tensor(tensor)
-        raw = self.read(Range(found.offset, found.nbytes))
-        view = tensor_view(raw, found, found.offset)
+        planned = self.tensor(tensor)
+        raw = self.read(Range(planned.offset, planned.nbytes))
+        view = tensor_view(raw, planned, planned.offset)
         return view if view.flags.c_contiguous else view.copy()
 
     def initialize(self) -> None:

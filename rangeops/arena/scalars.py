@@ -79,13 +79,13 @@ class Scalars(ScalarFields):
     def __init__(self, memory: Memory, plan: MemoryPlan) -> None:
         own: dict[str, float] = dict(getattr(plan.config, "scalars", {}))
         values = {**FP32_SCALARS, **INT32_SCALARS, **own}
-        found = {name: plan.scalar(name) for name in values}
+        planned = {name: plan.scalar(name) for name in values}
         base, mirror = {}, {}
         for dtype in ("f4", "i4"):
-            offsets = [offset for offset, its in found.values() if its == dtype]
+            offsets = [offset for offset, its in planned.values() if its == dtype]
             base[dtype] = min(offsets)
             mirror[dtype] = np.zeros((max(offsets) - min(offsets)) // 4 + 1, dtype)
-        places = {name: (dtype, (at - base[dtype]) // 4) for name, (at, dtype) in found.items()}
+        places = {name: (dtype, (at - base[dtype]) // 4) for name, (at, dtype) in planned.items()}
         for name, (dtype, place) in places.items():
             mirror[dtype][place] = values[name]
         # Past __setattr__, which writes scalars.

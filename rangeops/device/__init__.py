@@ -41,8 +41,8 @@ def find(name: str | int | None = None) -> Device:
     """
     first = GPUS[0].KIND
     if name is None:
-        found = [gpu.KIND for gpu in GPUS if gpu.gpu_count()]
-        name = first if simulator_on() else (*found, "cpu")[0]
+        offered = [gpu.KIND for gpu in GPUS if gpu.gpu_count()]
+        name = first if simulator_on() else (*offered, "cpu")[0]
     text = f"{first}:{name}" if isinstance(name, int) else str(name)
     kind, _, number = text.partition(":")
     if text == "cpu":
@@ -71,9 +71,9 @@ def adopt(buffer: Any, name: str | int | None = None) -> tuple[Device, Any]:
     if isinstance(buffer, np.ndarray):
         return host, buffer
     for gpu in GPUS:
-        found = gpu.adopt(buffer)
-        if found is not None:
-            return found
+        adopted = gpu.adopt(buffer)
+        if adopted is not None:
+            return adopted
     if hasattr(buffer, "__dlpack__"):
         return host, np.from_dlpack(buffer)
     raise TypeError(

@@ -19,7 +19,8 @@ from rangeops.device.streams import current_reader, gpu_count
 KIND = "cuda"
 
 STAGED = 1 << 16
-"""Bytes below which the driver has staged pageable memory when a copy's call returns."""
+"""Bytes below which pageable memory is staged when a copy's call returns (CUDA runtime API, "API
+synchronization behavior")."""
 
 TO_DEVICE, TO_HOST = 1, 2
 """The runtime's numbers for the direction of a copy."""
@@ -168,8 +169,8 @@ class CudaDevice:
 
     def is_pinned(self, array: np.ndarray) -> bool:
         """Return whether the driver knows the array's memory as pinned."""
-        found = self._runtime.pointerGetAttributes(array.ctypes.data).type
-        return bool(found == self._runtime.memoryTypeHost)
+        kind = self._runtime.pointerGetAttributes(array.ctypes.data).type
+        return bool(kind == self._runtime.memoryTypeHost)
 
     def array(self, values: Any, dtype: Any) -> Any:
         """Return a NumPy array as a CuPy array; anything else as it is."""

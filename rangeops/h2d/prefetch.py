@@ -88,8 +88,8 @@ class Prefetcher:
         try:
             self._lane.begin()
             feed.thread.start()
-            while (found := self._next(feed)) is not None:
-                zone, count = found
+            while (ready := self._next(feed)) is not None:
+                zone, count = ready
                 self._lane.arrived(zone)
                 try:
                     yield Batch(*self._views[zone.name], zone.name, count)
@@ -102,16 +102,16 @@ class Prefetcher:
 
     def _next(self, feed: _Feed) -> tuple[Zone, int] | None:
         start = time.perf_counter()
-        found = feed.ready.get()
+        ready = feed.ready.get()
         self.waited += time.perf_counter() - start
-        if isinstance(found, BaseException):
-            raise found
+        if isinstance(ready, BaseException):
+            raise ready
         if self._arena.capturing():
             raise RuntimeError(
                 "Prefetcher: got next() while the stream is capturing, expected it outside; "
                 "capture a step for each zone before the loop"
             )
-        return found
+        return ready
 
 
 class _Feed:

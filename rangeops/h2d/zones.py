@@ -27,13 +27,13 @@ class Zone:
 
     def __init__(self, arena: Arena, name: str) -> None:
         plan, (first, last) = arena.plan, REGIONS[name]
-        found = plan.tensors_in(first, last) if plan is not None else ()
-        if plan is None or [t.region for t in found] != [first, last]:
+        tensors = plan.tensors_in(first, last) if plan is not None else ()
+        if plan is None or [t.region for t in tensors] != [first, last]:
             raise PlanError(
-                f"h2d: zone {name!r} has {len(found)} tensors, expected one label and one data; "
+                f"h2d: zone {name!r} has {len(tensors)} tensors, expected one label and one data; "
                 "announce them with plan.alloc_inputs(...)"
             )
-        self.name, self.label, self.data = name, *found
+        self.name, self.label, self.data = name, *tensors
         self.span = plan.range(first, last)
         self.ptr = arena.ptr_at(self.span.base_offset)
 

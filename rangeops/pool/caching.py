@@ -193,12 +193,12 @@ class CachingPool:
         if not pool.cached():
             return 0
         self._driver.synchronize(device)
-        given = 0
+        freed = 0
         for pointer, nbytes in pool.drain(captured):
             pool.reserved -= nbytes
-            given += nbytes
+            freed += nbytes
             self._driver.free(device, pointer)
-        return given
+        return freed
 
     def statistics(self) -> dict[int, Statistics]:
         """Return counts and bytes by device."""

@@ -94,7 +94,8 @@ class DevicePool:
 
     def cached(self, captured: bool = False) -> int:
         """Return the bytes in lists, or in those of captures only."""
-        return sum(key[1] * len(some) for key, some in [*self.free.items()] if key[2] >= captured)
+        lists = [*self.free.items()]
+        return sum(key[1] * len(blocks) for key, blocks in lists if key[2] >= captured)
 
     def drain(self, captured: bool) -> Iterator[tuple[int, int]]:
         """Take every block out of the lists, of captures too if asked: (address, bytes).

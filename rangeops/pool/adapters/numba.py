@@ -45,9 +45,9 @@ def use(pool):
             return 1
 
     cuda.set_memory_manager(PoolMemoryManager)
-    found = cuda.current_context().memory_manager
-    if not isinstance(found, PoolMemoryManager):
+    manager = cuda.current_context().memory_manager
+    if not isinstance(manager, PoolMemoryManager):
         raise RuntimeError(
-            f"pool: Numba has a context with {type(found).__name__}, expected none yet; call "
+            f"pool: Numba has a context with {type(manager).__name__}, expected none yet; call "
             "use_in_numba() before Numba's first use of the GPU"
         )

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
+from plan.builder import PlanBuilder
 from plan.dtensor import ALIGNMENT, DTensor
 from plan.errors import PlanError
-from plan.region import PARAMETER_KINDS, WEIGHT_KINDS, Region, series_region
-
-if TYPE_CHECKING:
-    from plan.memory_plan import MemoryPlan
+from plan.region import WEIGHT_KINDS, Region, series_regions
+from plan.series import SERIES
 
 ADJOINING = (
     (Region.B_PREV_MEAN, Region.B_NEXT_VAR),
-    (Region.W_BN_BIAS, Region.W_DEEP_CONV),
-    (Region.E_BN_BIAS, Region.E_DEEP_CONV),
-    (Region.E_FC_WEIGHT_FP16, Region.E_DEEP_CONV_FP16),
-    (Region.A_FC_WEIGHT, Region.A_DEEP_CONV),
-    (Region.G_BN_BIAS, Region.G_FIRST_CONV),
+    *(
+        (regions[0], regions[-1])
+        for series in SERIES.values()
+        if series.kinds
+        for regions in (series_regions(series.letter, half=half) for half in series.forms)
+    ),
     (Region.G_DEEP_CONV, Region.R_RESULT),
-    (Region.G_FC_WEIGHT_FP16, Region.G_DEEP_CONV_FP16),
-    (Region.M_BN_BIAS, Region.M_DEEP_CONV),
-    (Region.V_BN_BIAS, Region.V_DEEP_CONV),
     (Region.I_A_LABEL, Region.I_B_DATA),
 )
 """Runs of regions that one launch or one collective covers."""
 
 
-def check_region_order(plan: MemoryPlan) -> None:
+def check_region_order(plan: PlanBuilder) -> None:
     """Refuse a layout in which a region starts before the one in front of it."""
     bases = [(r, t) for r in Region for t in plan.tensors_in(r)[:1]]
     for (a, first), (b, second) in zip(bases, bases[1:], strict=False):
@@ -39,7 +33,7 @@ def check_region_order(plan: MemoryPlan) -> None:
             )
 
 
-def check_contiguity(plan: MemoryPlan) -> None:
+def check_contiguity(plan: PlanBuilder) -> None:
     """Refuse a gap or an overlap inside a run of regions that one launch covers."""
     for first, last in ADJOINING:
         tensors = plan.tensors_in(first, last)
@@ -51,26 +45,20 @@ def check_contiguity(plan: MemoryPlan) -> None:
                 )
 
 
-def _series(plan: MemoryPlan, kinds: tuple[str, ...], series: str, half: bool) -> list[DTensor]:
-    return [t for kind in kinds for t in plan.tensors_in(series_region(series, kind, half))]
+def _tensors(plan: PlanBuilder, series: str, part: str, half: bool) -> list[DTensor]:
+    return [t for region in series_regions(series, part, half) for t in plan.tensors_in(region)]
 
 
-def _required(plan: MemoryPlan) -> Iterator[tuple[str, bool, tuple[str, ...]]]:
-    """Yield every (series, half, kinds) that must correspond to the weights."""
-    wanted = plan.config.series_of_parameter(True)
-    for series, half in wanted:
-        yield series, half, WEIGHT_KINDS if half or series == "N" else PARAMETER_KINDS
-
-
-def check_correspondence(plan: MemoryPlan) -> None:
+def check_correspondence(plan: PlanBuilder) -> None:
     """Refuse series whose offsets do not correspond to those of the weights.
 
     Inside its series every tensor has the offset of its weight, and exactly half of it in a
     half series; norms correspond by count.  The error names the two tensors.
     """
-    for series, half, kinds in _required(plan):
-        weights = _series(plan, kinds, "W", False)
-        others = _series(plan, kinds, series, half)
+    for series, half in plan.config.series_of(WEIGHT_KINDS[0]):
+        part = "weight" if SERIES[series].kinds_of(half=half) == WEIGHT_KINDS else "all"
+        weights = _tensors(plan, "W", part, False)
+        others = _tensors(plan, series, part, half)
         for w, t in zip(weights, others, strict=False):
             if series == "N":
                 continue
@@ -89,7 +77,7 @@ def check_correspondence(plan: MemoryPlan) -> None:
             )
 
 
-def check_alignment(plan: MemoryPlan) -> None:
+def check_alignment(plan: PlanBuilder) -> None:
     """Refuse a tensor that does not start on a multiple of 256 bytes."""
     for tensor in plan:
         if tensor.offset % ALIGNMENT:
@@ -99,7 +87,7 @@ def check_alignment(plan: MemoryPlan) -> None:
             )
 
 
-def check_all(plan: MemoryPlan) -> None:
+def check_all(plan: PlanBuilder) -> None:
     """Run the four checks in the order in which their faults would explain one another."""
     check_region_order(plan)
     check_contiguity(plan)

@@ -1,4 +1,4 @@
-"""DType, DTensor, slot_bytes: a tensor is a descriptor that owns no memory.
+"""DTensor, slot_bytes: a tensor is a descriptor that owns no memory.
 
 A slot is the room a tensor takes in the arena.  With n elements, counted after channel padding:
 
@@ -14,41 +14,31 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from math import prod
 
+from plan.dtype import DType
 from plan.errors import PlanError
+from plan.ranges import Range
 from plan.region import Region
+
+__all__ = [
+    "ALIGNMENT",
+    "TAIL",
+    "DTensor",
+    "DType",
+    "align_up",
+    "channel_multiple",
+    "padded",
+    "sizes",
+    "slot_bytes",
+]
 
 ALIGNMENT = 256
 """Bytes: every slot starts and ends on a multiple of this."""
 
 TAIL = 16
 """Bytes kept free behind the last element, for readers that fetch a whole vector."""
-
-
-class DType(Enum):
-    """Element type of a tensor: its name and its size in bytes.
-
-    >>> DType.FP32.itemsize, DType.BF16.itemsize
-    (4, 2)
-    """
-
-    FP32 = ("fp32", 4)
-    FP16 = ("fp16", 2)
-    BF16 = ("bf16", 2)
-    INT32 = ("int32", 4)
-    INT8 = ("int8", 1)
-
-    def __init__(self, label: str, itemsize: int) -> None:
-        self.label = label
-        self.itemsize = itemsize
-
-    @property
-    def is_half(self) -> bool:
-        """Whether this is one of the two 16-bit floating-point types."""
-        return self.itemsize == 2
 
 
 def align_up(value: int, multiple: int) -> int:
@@ -103,11 +93,14 @@ def slot_bytes(numel: int, dtype: DType) -> int:
     return half if dtype.is_half else 2 * half
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class DTensor:
     """One tensor of a plan: where it lies, never what it holds.
 
-    The same descriptor names the same bytes on every device that runs the plan.
+    The same descriptor names the same bytes on every device that runs the plan.  It is known by
+    what it was announced as; where it lies is settled later (``finalize``), so ``slot_bytes`` and
+    ``offset`` take no part in comparing and hashing: a descriptor that is a key of a dictionary
+    is found there before and after.
 
     Attributes:
         id: position in allocation order; equal over variants of one model.
@@ -118,6 +111,10 @@ class DTensor:
         slot_bytes: bytes it takes in the arena.
         offset: bytes from the arena's start; -1 until the plan is finalized.
 
+    >>> from plan import MemoryPlan
+    >>> MemoryPlan().alloc_fc_weight((10, 64), "w")
+    <DTensor w: fp32 (10, 64), W_FC_WEIGHT, not placed yet>
+
     """
 
     id: int
@@ -125,8 +122,25 @@ class DTensor:
     shape: tuple[int, ...]
     dtype: DType
     region: Region
-    slot_bytes: int
-    offset: int = -1
+    slot_bytes: int = field(compare=False)
+    offset: int = field(default=-1, compare=False)
+
+    def __repr__(self) -> str:
+        """Return name, type, shape, region and place in one line."""
+        place = f"at byte {self.offset}" if self.offset >= 0 else "not placed yet"
+        return (
+            f"<DTensor {self.name}: {self.dtype.label} {self.shape}, {self.region.name}, {place}>"
+        )
+
+    def settle(self, slot_bytes: int, offset: int = -1) -> None:
+        """Set slot and offset, in bytes; for the planner, until the plan is finalized."""
+        object.__setattr__(self, "slot_bytes", slot_bytes)
+        object.__setattr__(self, "offset", offset)
+
+    @property
+    def span(self) -> Range:
+        """The bytes of its slot, padding included."""
+        return Range(self.offset, self.slot_bytes)
 
     @property
     def nhwc(self) -> tuple[int, int, int, int]:

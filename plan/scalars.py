@@ -7,6 +7,12 @@ one upload of neighbouring host scalars never overwrites them.
 
 from __future__ import annotations
 
+import keyword
+from collections.abc import Iterable, Mapping
+from typing import SupportsFloat
+
+from plan.errors import PlanError
+
 SCALAR_STRIDE = 128
 """Elements between neighbouring scalars: an FP32 or INT32 slot of one element is 512 bytes."""
 
@@ -63,6 +69,8 @@ DEVICE_OWNED = frozenset(list(FP32_SCALARS)[list(FP32_SCALARS).index("loss_scale
 )
 """Scalars that kernels write; the host's last value of them is not their value."""
 
+_FP32_MAX = (2 - 2**-23) * 2.0**127
+
 RESULTS = ("loss", "top1", "top5")
 """Scalars of R_RESULT, written by the caller's loss; they ride along in gradient bucket 1."""
 
@@ -78,3 +86,34 @@ def fp32_index(name: str) -> int:
 def int32_index(name: str) -> int:
     """Return the element index of a scalar inside S_SCALAR_INT32."""
     return list(INT32_SCALARS).index(name) * SCALAR_STRIDE
+
+
+def own_scalars(
+    subject: str, values: Mapping[str, float] | Iterable[tuple[str, float]]
+) -> tuple[tuple[str, float], ...]:
+    """Return scalars of a caller's own, name and value in a fresh arena, sorted by name.
+
+    Args:
+        subject: who is given them, for the error's sentence.
+        values: name -> value, or such pairs.
+
+    Raises:
+        PlanError: a name that is no plain identifier, or is taken by a scalar of every plan; a
+            value that is no finite FP32 number.
+
+    >>> own_scalars("PlanConfig", {"gamma": 0.9, "delta": 1})
+    (('delta', 1.0), ('gamma', 0.9))
+
+    """
+    given = dict(values)
+    for name, value in given.items():
+        label = f"{subject}: scalar {name!r}"
+        if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name):
+            raise PlanError(f"{label} got a name that is no identifier, expected one; rename it")
+        if name[0] == "_":
+            raise PlanError(f"{label} begins with an underscore, expected a letter; rename it")
+        if name in FP32_SCALARS or name in INT32_SCALARS or f"one_minus_{name}" in FP32_SCALARS:
+            raise PlanError(f"{label} is one of every plan, expected a new name; rename it")
+        if not (isinstance(value, SupportsFloat) and abs(float(value)) <= _FP32_MAX):
+            raise PlanError(f"{label} got {value!r}, expected a finite number within FP32")
+    return tuple(sorted((name, float(value)) for name, value in given.items()))

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from plan.dtensor import DTensor
 from plan.memory_plan import MemoryPlan
-from plan.region import Region
+from plan.region import Region, series_regions
 from plan.scratch import GRANULE
 
 
@@ -31,6 +31,10 @@ class Segments(NamedTuple):
     rows: NDArray[Any]
     first: NDArray[np.int64]
     tensors: tuple[DTensor, ...]
+
+    def __repr__(self) -> str:
+        """Return the size of the table in one line."""
+        return f"<Segments: {len(self.rows):,} granules of {len(self.tensors):,} tensors>"
 
 
 def segments(plan: MemoryPlan, first: Region, last: Region | None = None) -> Segments:
@@ -51,4 +55,5 @@ def segments(plan: MemoryPlan, first: Region, last: Region | None = None) -> Seg
 
 def weight_segments(plan: MemoryPlan) -> Segments:
     """Return the table of all weights; its rows are the rows of the coefficient table."""
-    return segments(plan, Region.W_BN_BIAS, Region.W_DEEP_CONV)
+    regions = series_regions("W")
+    return segments(plan, regions[0], regions[-1])

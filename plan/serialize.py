@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict
+from collections.abc import Set
 from typing import Any
 
 from plan.config import PlanConfig
-from plan.dtensor import DType
+from plan.dtype import DType
 from plan.errors import PlanError
 from plan.memory_plan import MemoryPlan
 from plan.region import Region
@@ -18,7 +18,14 @@ FORMAT = 1
 
 
 def _document(plan: MemoryPlan) -> dict[str, Any]:
-    config = asdict(plan.config) | {"optimizer": plan.config.kind.label}
+    options, own = plan.config, plan.config.own_scalars
+    config: dict[str, Any] = {
+        "optimizer": options.kind.label,
+        "half": options.half,
+        "ema": options.ema,
+        "bn_folded": options.bn_folded,
+        **({"scalars": own} if own else {}),
+    }
     tensors = [
         [t.name, t.region.name, t.dtype.label, list(t.shape), t.slot_bytes, t.offset]
         for t in plan.tensors.values()
@@ -33,6 +40,9 @@ def to_json(plan: MemoryPlan) -> str:
     Raises:
         PlanError: the plan is not finalized.
 
+    >>> to_json(MemoryPlan(PlanConfig("sgd")).finalize())[:48]
+    '{"format":1,"config":{"optimizer":"sgd","half":n'
+
     """
     if not plan.finalized:
         raise PlanError("to_json: the plan is not finalized, call finalize() first")
@@ -43,7 +53,12 @@ def from_json(text: str) -> MemoryPlan:
     """Return the finalized plan that ``to_json`` wrote, offsets equal.
 
     Raises:
-        PlanError: another format, or a layout that this version would lay out differently.
+        PlanError: another format, an optimizer that nobody has registered here, or a layout that
+            this version would lay out differently.
+
+    >>> plan = MemoryPlan(PlanConfig("sgd")).finalize()
+    >>> digest(from_json(to_json(plan))) == digest(plan)
+    True
 
     """
     document = json.loads(text)
@@ -58,10 +73,12 @@ def from_json(text: str) -> MemoryPlan:
         if name in kinds:
             plan.parameter(name, kinds[name], tuple(shape))
         elif name.partition("#")[0] not in kinds:
-            plan.alloc(Region[region], tuple(shape), name, DType[dtype.upper()])
+            plan.alloc(Region[region], tuple(shape), name, DType.named(dtype))
+    _check_names(stored.keys() - SCRATCH, plan.tensors.keys())
     for tensor in plan.tensors.values():
-        object.__setattr__(tensor, "slot_bytes", stored[tensor.name][4])
+        tensor.settle(stored[tensor.name][4])
     plan.finalize()
+    _check_names(stored.keys(), plan.tensors.keys())
     for tensor in plan.tensors.values():
         if tensor.offset != stored[tensor.name][5]:
             raise PlanError(
@@ -71,13 +88,34 @@ def from_json(text: str) -> MemoryPlan:
     return plan
 
 
+def _check_names(stored: Set[str], planned: Set[str]) -> None:
+    """Refuse a plan that has other tensors than its text."""
+    for name in sorted(stored ^ planned):
+        has, lacks = ("text", "plan") if name in stored else ("plan", "text")
+        raise PlanError(
+            f"from_json: the {has} has tensor {name}, the {lacks} has none, expected it in both; "
+            "the layout rules, or what the optimizer keeps, have changed"
+        )
+
+
 def digest(plan: MemoryPlan) -> str:
-    """Return the SHA-256 of the layout: names, shapes, dtypes, slots, offsets and config."""
+    """Return the SHA-256 of the layout: names, shapes, dtypes, slots, offsets and config.
+
+    >>> len(digest(MemoryPlan().finalize()))
+    64
+    """
     return hashlib.sha256(to_json(plan).encode()).hexdigest()
 
 
 def first_difference(a: MemoryPlan, b: MemoryPlan) -> str | None:
-    """Return one sentence naming the first difference of two layouts, None if there is none."""
+    """Return one sentence naming the first difference of two layouts, None if there is none.
+
+    >>> one, two = (MemoryPlan(PlanConfig(kind)).finalize() for kind in ("sgd", "lion"))
+    >>> first_difference(one, one) is None
+    True
+    >>> first_difference(one, two)[:28]
+    "config {'optimizer': 'sgd', "
+    """
     one, two = _document(a), _document(b)
     if one["config"] != two["config"]:
         return f"config {one['config']} against {two['config']}"

@@ -20,6 +20,12 @@ def finalize_variants(plans: Sequence[MemoryPlan]) -> None:
         PlanError: a plan is finalized already, or the plans differ in names, order, regions,
             dtypes or config; the message names the first difference.
 
+    >>> small, large = MemoryPlan(), MemoryPlan()
+    >>> a, b = small.alloc_feature((1, 8), "x"), large.alloc_feature((64, 8), "x")
+    >>> finalize_variants([small, large])
+    >>> a.offset == b.offset, a.slot_bytes == b.slot_bytes
+    (True, True)
+
     """
     for plan in plans:
         if plan.finalized:
@@ -46,6 +52,6 @@ def finalize_variants(plans: Sequence[MemoryPlan]) -> None:
                 )
         largest = max(tensor.slot_bytes for tensor in same)
         for tensor in same:
-            object.__setattr__(tensor, "slot_bytes", largest)
+            tensor.settle(largest)
     for plan in plans:
         plan.finalize()

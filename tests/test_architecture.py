@@ -129,6 +129,18 @@ def test_one_place_imports_each_framework(module, owners):
             assert not names, f"{module_of(file)} imports {names}"
 
 
+@pytest.mark.parametrize("package", ["arena", "h2d", "kernels", "launch", "ops", "optim"])
+def test_only_a_device_knows_where_it_is(package):
+    """What differs between GPU and host is a device's method; nobody else branches."""
+    for file in sources(f"rangeops/{package}"):
+        asked = [
+            node.lineno
+            for node in ast.walk(ast.parse(file.read_text()))
+            if isinstance(node, ast.Attribute) and node.attr in ("on_gpu", "simulated")
+        ]
+        assert not asked, f"{module_of(file)} asks in line {asked}; ask arena.backend to do it"
+
+
 def lengths(file: Path) -> list[tuple[int, str, bool]]:
     """Return (lines, name, is a kernel) of every function that is not a container of functions.
 

@@ -120,8 +120,7 @@ class Binding:
     @property
     def plan(self) -> MemoryPlan:
         """The plan of its state."""
-        assert self.state.plan is not None
-        return self.state.plan
+        return self.state.planned(self.op.name)
 
     @property
     def rows(self) -> int:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import operator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from plan import GRANULE, DTensor, PlanError, Range, Region
-from plan.region import WEIGHT_KINDS, series_region
+from plan import GRANULE, DTensor, DType, MemoryPlan, PlanError, Range, Region
+from plan.region import series_region
+from plan.series import WEIGHT_KINDS
 from rangeops.arena.arena import Arena
 from rangeops.arena.sparse import check_mapped
 
 if TYPE_CHECKING:
     from rangeops.kernels.spec import Operand, OpSpec
 
-ELEMENT_BYTES = {"u1": 1, "half": 2, "f4": 4}
+BYTES = "u1"
+"""The element of an operand that takes any bytes."""
+
+ELEMENT_BYTES = {BYTES: 1} | {dtype.element: dtype.itemsize for dtype in DType}
+"""Bytes of an operand's element."""
 
 
 class Resolved(NamedTuple):
@@ -25,10 +29,8 @@ class Resolved(NamedTuple):
     numel: int
 
 
-def planned_span(op: OpSpec, operand: Operand, arena: Arena, part: str) -> Range:
+def planned_span(op: OpSpec, operand: Operand, plan: MemoryPlan, part: str) -> Range:
     """Return the range of the operand's series in the plan; ``part`` as in series_range."""
-    plan = arena.plan
-    assert plan is not None
     half = operand.element == "half"
     if half and part == "bias":
         raise ValueError(f"{op.name}: part='bias' got half ranges, expected none; leave them out")
@@ -48,39 +50,39 @@ def planned_span(op: OpSpec, operand: Operand, arena: Arena, part: str) -> Range
 
 
 def given_span(op: OpSpec, operand: Operand, arena: Arena, given: Any) -> Range:
-    """Return a Range, Region, pair of regions, tensor or (offset, size) as a plain Range."""
+    """Return what a caller named as a range (``plan.resolve``), its elements being the operand's.
+
+    Without a plan only bytes can be given, or a tensor's descriptor, which says its own.
+    """
     label = f"{op.name}: range {operand.name}"
-    pair = isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], Region)
-    if isinstance(given, Region) or pair:
-        if arena.plan is None:
-            raise PlanError(f"{label} got a region, the arena has no plan; give bytes")
-        regions = given if pair else (given, given)
-        for region in regions:
-            _check_dtype(label, operand, region.name, region.dtype)
-        return arena.plan.range(*regions)
-    if isinstance(given, str | DTensor):
-        tensor = arena.tensor(given)
-        _check_dtype(
-            label, operand, tensor.name, "half" if tensor.dtype.is_half else tensor.dtype.label
-        )
-        return Range(tensor.offset, tensor.slot_bytes)
-    try:
-        offset, size = given
-        return Range(operator.index(offset), operator.index(size))
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"{label} got {given!r}, expected Range(base_offset, size) in whole bytes, a region, "
-            "two regions or a tensor"
-        ) from None
+    if arena.plan is not None:
+        _check_elements(label, operand, arena.plan.holds(given))
+        return arena.plan.resolve(given, label)
+    if isinstance(given, DTensor):
+        _check_elements(label, operand, ((given.name, given.dtype),))
+        return given.span
+    pair = given if isinstance(given, tuple) else (given,)
+    if isinstance(given, str) or any(isinstance(end, Region) for end in pair):
+        what = "a tensor's name" if isinstance(given, str) else "a region"
+        raise PlanError(f"{label} got {what}, the arena has no plan; give bytes")
+    return Range.of(given, label)
 
 
-def _check_dtype(label: str, operand: Operand, name: str, dtype: str) -> None:
-    """Refuse a region or tensor whose elements are not the operand's; byte operands take any."""
-    wanted = {"f4": "fp32", "half": "half"}.get(operand.element)
-    if wanted is not None and dtype != wanted:
-        raise ValueError(
-            f"{label} got {name}, which holds {dtype}, expected {wanted}; give a range of that type"
-        )
+def _check_elements(
+    label: str, operand: Operand, held: tuple[tuple[str, DType | None], ...]
+) -> None:
+    """Refuse what holds other elements than the operand's; byte operands take any."""
+    for name, dtype in held:
+        if dtype is not None and operand.element not in (BYTES, dtype.element):
+            raise ValueError(
+                f"{label} got {name}, which holds {_word(dtype.element)}, expected "
+                f"{_word(operand.element)}; give a range of that type"
+            )
+
+
+def _word(element: str) -> str:
+    """Return an element as error sentences call it: the type's label, or "half" for both halves."""
+    return next(d.label for d in DType if d.element == element) if element != "half" else "half"
 
 
 def check_span(op: OpSpec, operand: Operand, arena: Arena, span: Range) -> None:

@@ -9,22 +9,11 @@ from functools import cache
 from inspect import Parameter, Signature
 from typing import Any
 
+from plan import DType
 from plan.scalars import FP32_SCALARS, INT32_SCALARS
+from plan.series import SERIES
 from rangeops.kernels.spec import Operand, OpSpec
 from rangeops.launch.coefficients import DEFAULTS
-
-ELEMENTS = {"f4": "fp32", "half": "fp16 or bf16", "u1": "bytes"}
-"""An operand's element in words."""
-
-SERIES = {
-    "W": "weights",
-    "E": "EMA weights",
-    "A": "half copy of the weights",
-    "G": "gradients",
-    "M": "first moments",
-    "V": "second moments",
-}
-"""A series of the plan in words."""
 
 WORDS = {
     "half_grad": "read half gradients h (of the kinds that have them) instead of g",
@@ -128,9 +117,14 @@ def _table(title: str, rows: Iterator[tuple[str, ...]]) -> str:
 
 
 def _range(operand: Operand) -> tuple[str, ...]:
-    plan = f"series {operand.series}, {SERIES[operand.series]}" if operand.series else "give it"
+    plan = (
+        f"series {operand.series}, {SERIES[operand.series].meaning}"
+        if operand.series
+        else "give it"
+    )
     condition = f"with {operand.flag}" if operand.flag else ""
-    return operand.name, ELEMENTS[operand.element], operand.role, plan, condition
+    types = [dtype.label for dtype in DType if dtype.element == operand.element]
+    return operand.name, " or ".join(types) or "bytes", operand.role, plan, condition
 
 
 def _flags(op: OpSpec) -> Iterator[tuple[str, ...]]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from plan import MemoryPlan, PlanConfig, PlanError
-from plan.region import WEIGHT_KINDS
+from plan.series import WEIGHT_KINDS
 from rangeops.arena import scalars
 from rangeops.arena.arena import Arena
 from rangeops.kernels.spec import Operand, OpSpec
@@ -86,8 +86,8 @@ def _take(op: OpSpec, spans: Sequence[Any], arguments: Mapping[str, Any]) -> dic
     if unknown:
         accepted = [n for n in signature.parameters if n not in ("arena", "scalars")]
         raise TypeError(
-            f"{op.name}: got unknown {', '.join(unknown)}, expected {', '.join(accepted)} or a "
-            "scalar of the plan; look at help(ops)"
+            f"{op.name}: got unknown {', '.join(unknown)}, expected {', '.join(accepted)} or "
+            "another scalar of the plan"
         )
     del given["arena"]
     return given
@@ -171,8 +171,7 @@ def _state(op: OpSpec, arena: Arena, raw: bool, state: Any) -> Arena:
 
 def _private(op: OpSpec, beside: Arena) -> Arena:
     """Return a small arena with scalars and one coefficient row, on the device of ``beside``."""
-    own = {"scalars": dict(op.scalars)} if op.scalars else {}
-    plan = MemoryPlan(PlanConfig("none", **own))
+    plan = MemoryPlan(PlanConfig("none", scalars=op.scalars))
     plan.parameter("row", WEIGHT_KINDS[0], (1,))
     state = Arena(plan.finalize(), device=beside.device)
     state.framework = beside.framework
@@ -181,8 +180,7 @@ def _private(op: OpSpec, beside: Arena) -> Arena:
 
 def _check_whole(op: OpSpec, arena: Arena, resolved: Mapping[str, Resolved]) -> None:
     """Refuse a range that is not a whole series where sums by tensor are made."""
-    assert arena.plan is not None
-    whole = arena.plan.series_range("W").size // 4
+    whole = arena.planned(op.name).series_range("W").size // 4
     first = next(iter(resolved.values()))
     if first.numel != whole:
         raise ValueError(
@@ -238,7 +236,7 @@ def _resolved(
         if operand.name in ranges:
             span = given_span(op, operand, arena, ranges[operand.name])
         elif arena.plan is not None and operand.series:
-            span = planned_span(op, operand, arena, part)
+            span = planned_span(op, operand, arena.plan, part)
         elif any(o.instead_of == operand.name for o in _active(op, flags)):
             continue
         else:

@@ -8,155 +8,126 @@ CPU arena against per-parameter NumPy loops, and says so.
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from bench import (
-    amp,
-    inputs,
-    launches,
-    plot,
-    pools,
-    ranks,
-    rates,
-    ratios,
-    rows,
-    steps,
-    sweeps,
-    trainer,
-)
-from plan import PlanConfig
-from plan.models import mlp, plan_model
-from rangeops import REGISTRY, Arena
+from bench import coverage, plot, rows, timing
+from bench.topic import Topic
+from bench.topics import TABLES, TOPICS
+from rangeops import REGISTRY
 from rangeops.device.streams import gpu_count
-from rangeops.verify import Verdict, verify_all
-
-MODELS_TIMED = ("mlp", "resnet50", "gpt2")
+from rangeops.verify import Verdict
 
 
-def verdicts(device: str, quick: bool) -> Iterator[Verdict]:
-    """Verify every op: every variant on a GPU, on the CPU each alone and with all it fuses.
+def failures(found: dict[str, list[Verdict]]) -> list[str]:
+    """Return a sentence for each op that differs from its reference, or that nothing compared."""
+    out = []
+    for name, some in found.items():
+        wrong = [v.difference for v in some if v.difference]
+        if wrong:
+            out.append(f"{name}: {len(wrong)} of {len(some)} variants differ; {wrong[0]}")
+        if not some:
+            out.append(f"{name}: got 0 variants compared, expected 1 at least; see bench.coverage")
+    return out
 
-    Quick on the CPU, where a loop takes a second to compile: with all it fuses only.
-    """
-    # A plan for LAMB has the series of every optimizer.
-    arena = Arena(plan_model(mlp(), PlanConfig("lamb", half="fp16", ema=True)), device=device)
-    if arena.on_gpu:
-        return verify_all(arena)
-    return verify_all(arena, only=rates.fullest if quick else rates.shown)
 
-
-def verify_table(device: str, quick: bool, quiet: bool) -> tuple[str, int]:
-    """Return the table of verdicts by op, and how many variants differ from their reference."""
-    found: dict[str, list[Verdict]] = {name: [] for name in REGISTRY}
-    for verdict in tqdm(verdicts(device, quick), desc="verify", unit=" variants", disable=quiet):
-        found[verdict.op].append(verdict)
+def verify_table(found: dict[str, list[Verdict]]) -> str:
+    """Return the table of verdicts by op."""
     lines = []
     for name, some in found.items():
         wrong = [v.difference for v in some if v.difference]
-        result = wrong[0] if wrong else "equal to its reference" if some else "not in this plan"
+        result = wrong[0] if wrong else "equal to its reference" if some else "NOT COMPARED"
         elements = max((v.elements for v in some), default=0)
         lines.append({"op": name, "variants": len(some), "elements": elements, "result": result})
     heads = {"op": "op", "variants": "variants", "elements": "elements", "result": "result"}
-    return rows.table(lines, heads), sum(bool(v.difference) for s in found.values() for v in s)
+    return rows.table(lines, heads)
 
 
-def timings(quick: bool, on_gpu: bool, only: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the main job, of the parts in ``only`` (all where it is empty)."""
-    several = ("resnet50",) if quick else ("resnet50", "gpt2")
-    budget = 0.3 if quick else 1.5
-    models = MODELS_TIMED[:2] if quick else MODELS_TIMED
-    if not on_gpu:
-        parts: list[tuple[str, Iterator[dict[str, Any]]]] = [
-            *(("steps", steps.cpu_steps(model, budget)) for model in models),
-        ]
-    else:
-        parts = [
-            *(("steps", steps.gpu_steps(model)) for model in models),
-            *(("amp", amp.amp_steps(m)) for m in (*several, *(() if quick else ("vgg16_bn",)))),
-            *(("ratios", ratios.ratio_steps(model)) for model in several),
-        ]
-        if not quick:
-            trained = [m for m in several if trainer.can_make(m)]
-            parts += [
-                *(("trainer", trainer.trainer_steps(model)) for model in trained),
-                ("sweeps", sweeps.tensor_sweep()),
-                ("sweeps", ratios.ratio_sweep(sweeps.COUNTS, sweeps.specs_of)),
-                ("sweeps", sweeps.size_sweep()),
-                ("pool", pools.allocators()),
-                ("input", inputs.input_paths()),
-            ]
-        parts += [
-            ("rates", rates.op_rates(rates.ELEMENTS >> (4 if quick else 0))),
-            ("host", launches.host_costs()),
-        ]
-        if gpu_count() > 1 and ranks.have_nccl() and not quick:
-            parts.append(("ranks", ranks.rows_of_ranks()))
-    parts.append(("host", launches.first_use()))
-    for name, found in parts:
-        if not only or name in only:
-            yield from found
-            give_back(on_gpu)
+def verify(device: str, quick: bool, quiet: bool) -> list[str]:
+    """Verify every op, print the table, and return what failed, a sentence each."""
+    found: dict[str, list[Verdict]] = {name: [] for name in REGISTRY}
+    verdicts = coverage.verdicts(device, quick)
+    refused = []
+    try:
+        for verdict in tqdm(verdicts, desc="verify", unit=" variants", disable=quiet):
+            found[verdict.op].append(verdict)
+    except ValueError as error:  # the table of what was compared is of use none the less
+        refused = [str(error)]
+    print(f"\nEvery op against its NumPy reference\n\n{verify_table(found)}")
+    return refused + failures(found)
 
 
-def give_back(on_gpu: bool) -> None:
-    """Give the memory that a part leaves in the caches of CuPy and torch to the next."""
-    gc.collect()
-    if on_gpu:
-        import cupy
+def choose(quick: bool, only: Collection[str]) -> tuple[list[Topic], dict[str, list[str]]]:
+    """Return the topics to measure, of those in ``only`` (all if empty), and reason -> left out."""
+    chosen, left_out = [], defaultdict(list)
+    for topic in TOPICS.values():
+        if not only or topic.name in only:
+            lacks = topic.missing(quick)
+            if lacks:
+                left_out[lacks].append(topic.name)
+            else:
+                chosen.append(topic)
+    return chosen, left_out
 
-        cupy.get_default_memory_pool().free_all_blocks()
-        if "torch" in sys.modules:
-            sys.modules["torch"].cuda.empty_cache()
 
-
-PARTS = ("steps", "amp", "ratios", "trainer", "sweeps", "pool", "input", "rates", "host", "ranks")
+def measure(topics: list[Topic], quick: bool) -> Iterator[dict[str, Any]]:
+    """Yield the rows of every topic."""
+    for topic in topics:
+        yield from topic.rows(quick)
+        timing.release()
 
 
 def report(found: list[dict[str, Any]]) -> Iterable[str]:
-    """Yield a titled table a topic."""
+    """Yield a titled table for each topic of the rows."""
     for topic in dict.fromkeys(r["topic"] for r in found):
-        title, columns = rows.TOPICS[topic]
+        title, columns = TABLES[topic]
         yield f"\n{title}\n"
         yield rows.table([r for r in found if r["topic"] == topic], columns)
 
 
-def main() -> int:
-    """Run the main job; 1 if an op differs from its reference."""
+def parse() -> argparse.Namespace:
+    """Return the options of the command line."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller models, shorter runs")
     parser.add_argument("--save", action="store_true", help="append the rows to bench/results")
     parser.add_argument("--results", type=Path, default=rows.RESULTS, help="folder of the rows")
-    parser.add_argument(
-        "--plot", type=Path, help="write a picture of steps and sweeps to this file"
-    )
-    parser.add_argument("--only", nargs="*", default=(), choices=PARTS, help="these parts alone")
-    options = parser.parse_args()
+    parser.add_argument("--plot", type=Path, help="draw steps and sweeps to this file")
+    parser.add_argument("--only", nargs="*", default=(), choices=TOPICS, help="these topics alone")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run the main job; 1 if an op differs, was not compared, or a topic asked for cannot run."""
+    options = parse()
     on_gpu = gpu_count() > 0
     quiet = not sys.stderr.isatty()
     versions = ", ".join(f"{k} {v}" for k, v in rows.environment().items())
     print(f"{rows.device_name()}; {versions}")
     if not on_gpu:
         print("No GPU: the same rules run on the CPU arena (numba.njit), against NumPy loops.")
-    wrong = 0
+    failed = []
     if not options.only:
-        text, wrong = verify_table("cuda" if on_gpu else "cpu", options.quick, quiet)
-        print(f"\nEvery op against its NumPy reference\n\n{text}")
-    timed = timings(options.quick, on_gpu, options.only)
+        failed = verify("cuda" if on_gpu else "cpu", options.quick, quiet)
     found = []
-    for row in tqdm(timed, desc="bench", unit=" rows", disable=quiet):
+    topics, left_out = choose(options.quick, options.only)
+    for reason, names in left_out.items():
+        print(f"\nLeft out, since it {reason}: {', '.join(names)}")
+        failed += [f"{name}: got --only {name}, but it {reason}" for name in names if options.only]
+    for row in tqdm(measure(topics, options.quick), desc="bench", unit=" rows", disable=quiet):
         found.append(row)
         if options.save:
             rows.save([row], options.results)
     print("\n".join(report(found)))
     if options.plot:
         plot.draw(found, options.plot)
-    return int(wrong > 0)
+    for sentence in failed:
+        print(sentence, file=sys.stderr)
+    return int(bool(failed))
 
 
 if __name__ == "__main__":

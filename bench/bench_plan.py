@@ -1,21 +1,25 @@
-"""pytest-benchmark suite: ``python -m pytest bench/bench_plan.py``; planning."""
+"""pytest-benchmark suite of planning; the subjects are those of ``python -m bench --only planner``.
+
+All suites run with ``pytest bench --benchmark-only``; with ``RANGEOPS_BENCH_QUICK=1`` before it on
+small models, in a minute on two cores.  ``--benchmark-autosave`` keeps a run,
+``--benchmark-compare`` sets the next beside it, ``--benchmark-histogram`` draws pictures (needs
+pygal).
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from plan import PlanConfig
-from plan.models import MODELS, ParameterSpec, plan_model
+from bench.suites import QUICK
+from bench.topics import planner
 
-TENSORS = [ParameterSpec(f"t{k}", "fc_weight", (50, 50)) for k in range(10_000)]
-
-
-@pytest.mark.parametrize("model", sorted(MODELS))
-def bench_real_models(benchmark, model):
-    """A real model with everything on."""
-    benchmark(plan_model, MODELS[model](), PlanConfig("adamw", half="fp16", ema=True))
+CASES = planner.cases(QUICK)
+SUBJECTS = list(planner.subjects(CASES["mlp"]))
 
 
-def bench_ten_thousand_tensors(benchmark):
-    """10,000 tensors with AdamW's state: 50,000 slots."""
-    benchmark(plan_model, TENSORS)
+@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("model", CASES)
+def bench_plan(benchmark, model, subject):
+    """One part of planning on one model."""
+    benchmark.group = f"planner: {model}"
+    benchmark(planner.subjects(CASES[model])[subject])

@@ -7,7 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from bench.rows import RESULTS, TOPICS, table
+from bench.rows import RESULTS, table
+from bench.topics import TABLES
 from rangeops import REGISTRY
 
 README = Path(__file__).parent.parent / "README.md"
@@ -46,7 +47,7 @@ def sections() -> dict[str, str]:
     for name in ("nvidia-h200", "cpu-2-cores"):
         file = RESULTS / f"{name}.jsonl"
         rows = latest(file) if file.exists() else []
-        for topic, (_, columns) in TOPICS.items():
+        for topic, (_, columns) in TABLES.items():
             some = [r for r in rows if r["topic"] == topic]
             if some:
                 kept = {k: v for k, v in columns.items() if any(k in r for r in some)}

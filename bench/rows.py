@@ -7,7 +7,7 @@ import json
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -106,7 +106,7 @@ def save(rows: Iterable[dict[str, Any]], folder: Path = RESULTS) -> Path:
     return file
 
 
-def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
+def table(rows: list[dict[str, Any]], columns: Mapping[str, str]) -> str:
     """Return rows as a Markdown table; ``columns`` maps keys to headings."""
 
     def text(value: Any) -> str:
@@ -124,7 +124,7 @@ def table(rows: list[dict[str, Any]], columns: dict[str, str]) -> str:
     return "\n".join(lines)
 
 
-_STEP = {
+STEP_COLUMNS = {
     "case": "model",
     "subject": "step",
     "ms": "ms",
@@ -133,84 +133,4 @@ _STEP = {
     "share_of_copy": "share of copy",
     "ratio": "time / ours",
 }
-
-TOPICS: dict[str, tuple[str, dict[str, str]]] = {
-    "step-cpu": ("Whole-model AdamW step on the CPU", _STEP),
-    "step-gpu": ("Whole-model AdamW step (FP32) on the GPU", _STEP),
-    "amp-step": (
-        "Mixed-precision step (check, unscale, AdamW, EMA, half copy, clear) on the GPU",
-        _STEP | {"host_us": "host us"},
-    ),
-    "ratio-step": (
-        "LARS and LAMB (FP32) on the GPU; the floor is their bytes at the copy rate",
-        _STEP | {"floor_ms": "floor ms"},
-    ),
-    "trainer": (
-        "A torch training step (bf16 autocast, AdamW) over the adapter and over torch's optimizers",
-        {k: v for k, v in _STEP.items() if k not in ("gb_per_s", "share_of_copy")}
-        | {"host_us": "host us", "host_us_unwatched": "unwatched"},
-    ),
-    "pool": (
-        "Allocators on the trace of a training step (GPT-2 124M, bf16, ms a step of one thread; "
-        "peak live is the sum of the threads' peaks, which need not fall together)",
-        {
-            "case": "trace",
-            "subject": "allocator",
-            "ms": "ms",
-            "pairs_per_s": "take+give / s",
-            "ratio": "time / ours",
-            "driver_calls": "driver calls after warm-up",
-            "reserved_over_live": "reserved / peak live",
-        },
-    ),
-    "input": (
-        "Feeding a step from the host (ms a batch)",
-        {
-            "case": "batch",
-            "subject": "loop",
-            "ms": "ms",
-            "spread": "spread",
-            "gb_per_s": "GB/s",
-            "share_of_link": "share of the link",
-            "ratio": "time / ours",
-        },
-    ),
-    "ranks": (
-        "Two GPUs: all-reduce of all gradients in FP32, and whole steps",
-        {
-            "case": "model",
-            "subject": "what",
-            "ms": "ms",
-            "spread": "spread",
-            "bus_gb_per_s": "bus GB/s",
-            "ratio": "time / ours",
-            "arena_mb": "arena MB",
-        },
-    ),
-    "tensor-sweep": ("25.6 M parameters in n tensors", {**_STEP, "case": "tensors"}),
-    "size-sweep": ("AdamW (FP32) against size", {**_STEP, "case": "parameters"}),
-    "op-rate": (
-        "Every op against a device copy of the same run",
-        {
-            "case": "op",
-            "elements": "elements",
-            "bytes": "bytes",
-            "ms": "ms",
-            "gb_per_s": "GB/s",
-            "share_of_copy": "share of copy",
-            "share_of_memset": "share of memset",
-        },
-    ),
-    "host-cost": ("What a launch costs the host", {"case": "call", "us": "us", "spread": "spread"}),
-    "first-use": (
-        "First step of a fresh process (seconds)",
-        {
-            "case": "kernel cache",
-            "subject": "where",
-            "import_s": "import",
-            "arena_s": "arena",
-            "first_step_s": "first step",
-        },
-    ),
-}
-"""Topic -> title and columns of its table."""
+"""Columns of a table of steps: key of a row -> heading."""

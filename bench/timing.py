@@ -6,12 +6,16 @@ what counts, absolute times drift from machine to machine.
 
 from __future__ import annotations
 
+import gc
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
+
+from rangeops.device.streams import gpu_count
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,18 @@ def gpu(f: Callable[[], Any], stream: Any, repeats: int = 25) -> Timing:
     return summary([cupy.cuda.get_elapsed_time(a, b) / 1e3 for a, b in pairs])
 
 
+def copy_rate(nbytes: int, stream: Any) -> float:
+    """Return bytes a second (read and written) of a device copy that moves ``nbytes``."""
+    import cupy
+
+    block = cupy.empty(nbytes, cupy.uint8)
+    cupy.random.default_rng(0).random(nbytes // 8, out=block[: nbytes // 8 * 8].view(cupy.float64))
+    half = nbytes // 2
+    with stream:
+        taken = gpu(lambda: cupy.copyto(block[:half], block[half : 2 * half]), stream)
+    return 2 * half / taken.seconds
+
+
 def torch_gpu(f: Callable[[], Any], repeats: int = 20) -> Timing:
     """Time GPU work by events on torch's current stream, the host hidden behind a long kernel."""
     import torch
@@ -141,3 +157,14 @@ def host(f: Callable[[], Any], synchronize: Callable[[], Any], calls: int = 500)
         samples.append((time.perf_counter() - start) / calls)
     synchronize()
     return summary(samples)
+
+
+def release() -> None:
+    """Give the memory that a measurement leaves in the caches of CuPy and torch to the next."""
+    gc.collect()
+    if gpu_count():
+        import cupy
+
+        cupy.get_default_memory_pool().free_all_blocks()
+        if "torch" in sys.modules:
+            sys.modules["torch"].cuda.empty_cache()

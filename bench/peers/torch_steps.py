@@ -1,55 +1,23 @@
-"""What other people do: the same AdamW step parameter by parameter, in NumPy and in torch."""
+"""torch's ways of an optimizer's step: its for-loop, foreach and fused optimizers, and a graph."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from importlib.util import find_spec
-from math import prod
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-import numpy as np
-
+from bench.peers.hyper import BETA1, BETA2, DECAY, EPS, LR, MOMENTUM
 from plan.models import ParameterSpec
 
-LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.01
-
-
-def numpy_adamw(specs: list[ParameterSpec]) -> Callable[[], None]:
-    """Return a step that loops over parameters in NumPy, in place with one scratch array each."""
-    rng = np.random.default_rng(0)
-    state = []
-    for spec in specs:
-        p, g = (rng.standard_normal(spec.shape, np.float32) for _ in range(2))
-        state.append((p, g, np.zeros_like(p), np.zeros_like(p), np.empty_like(p)))
-    t = 0
-
-    def step() -> None:
-        nonlocal t
-        t += 1
-        step_size = np.float32(LR / (1 - BETA1**t))
-        correction = np.float32(1 / np.sqrt(1 - BETA2**t))
-        for p, g, m, v, scratch in state:
-            np.subtract(g, m, out=scratch)
-            scratch *= np.float32(1 - BETA1)
-            m += scratch
-            np.multiply(g, g, out=scratch)
-            scratch -= v
-            scratch *= np.float32(1 - BETA2)
-            v += scratch
-            np.sqrt(v, out=scratch)
-            scratch *= correction
-            scratch += np.float32(EPS)
-            np.divide(m, scratch, out=scratch)
-            scratch *= step_size
-            p *= np.float32(1 - LR * DECAY)
-            p -= scratch
-
-    return step
-
-
-def have_torch() -> bool:
-    """Return whether torch can be imported."""
-    return find_spec("torch") is not None
+_BETAS = {"betas": (BETA1, BETA2), "eps": EPS}
+OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": MOMENTUM}),
+    "nesterov": ("SGD", {"momentum": MOMENTUM, "nesterov": True}),
+    "adam": ("Adam", _BETAS),
+    "adamw": ("AdamW", _BETAS),
+}
+"""Optimizer -> its class in torch.optim and that class's own options; torch has no others."""
 
 
 def torch_parameters(specs: list[ParameterSpec], device: str) -> list[Any]:
@@ -87,19 +55,15 @@ def torch_loop(specs: list[ParameterSpec], device: str) -> Callable[[], None]:
     return step
 
 
-def torch_adamw(specs: list[ParameterSpec], device: str, **options: Any) -> Callable[[], None]:
-    """Return torch.optim.AdamW's step with ``options`` (fused, foreach, capturable)."""
+def torch_step(
+    kind: str, specs: list[ParameterSpec], device: str, **options: Any
+) -> Callable[[], None]:
+    """Return the step of torch's own optimizer with ``options`` (fused, foreach, capturable)."""
     import torch
 
-    optimizer = torch.optim.AdamW(
-        torch_parameters(specs, device),
-        lr=LR,
-        betas=(BETA1, BETA2),
-        eps=EPS,
-        weight_decay=DECAY,
-        **options,
-    )
-    return optimizer.step
+    name, own = OPTIMIZERS[kind]
+    made = getattr(torch.optim, name)
+    return made(torch_parameters(specs, device), lr=LR, weight_decay=DECAY, **own, **options).step
 
 
 def torch_graph(step: Callable[[], None]) -> Callable[[], None]:
@@ -118,19 +82,20 @@ def torch_graph(step: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-def torch_peers(
-    specs: list[ParameterSpec], device: str
-) -> Iterator[tuple[str, Callable[[], None]]]:
-    """Yield (name, step) of every torch way of doing the step on ``device``."""
-    yield "torch per-parameter loop", torch_loop(specs, device)
-    yield "torch for-loop AdamW", torch_adamw(specs, device, foreach=False, fused=False)
-    yield "torch foreach AdamW", torch_adamw(specs, device, foreach=True)
-    yield "torch fused AdamW", torch_adamw(specs, device, fused=True)
-    if device != "cpu":
-        step = torch_adamw(specs, device, fused=True, capturable=True)
-        yield "torch fused AdamW, graph", torch_graph(step)
-
-
-def parameters(specs: list[ParameterSpec]) -> int:
-    """Return the number of parameters of a list."""
-    return sum(prod(spec.shape) for spec in specs)
+def ways(kind: str, device: str) -> dict[str, Callable[[list[ParameterSpec]], Any]]:
+    """Return every torch way of an optimizer's step on a device: name -> maker for a model."""
+    found: dict[str, Callable[[list[ParameterSpec]], Any]] = {}
+    if kind not in OPTIMIZERS:
+        return found
+    name = OPTIMIZERS[kind][0]
+    make = partial(torch_step, kind, device=device)
+    if kind == "adamw":
+        found["torch per-parameter loop"] = partial(torch_loop, device=device)
+    found[f"torch for-loop {name}"] = partial(make, foreach=False, fused=False)
+    found[f"torch foreach {name}"] = partial(make, foreach=True)
+    found[f"torch fused {name}"] = partial(make, fused=True)
+    if device != "cpu" and name != "SGD":
+        found[f"torch fused {name}, graph"] = lambda specs: torch_graph(
+            make(specs, fused=True, capturable=True)
+        )
+    return found

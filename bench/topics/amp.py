@@ -8,8 +8,9 @@ from typing import Any
 
 from bench import peers, timing
 from bench.fill import fill
-from bench.rows import row
-from bench.steps import copy_rate
+from bench.peers import hyper, torch_steps
+from bench.rows import STEP_COLUMNS, row
+from bench.topic import Topic
 from plan import PlanConfig
 from plan.models import MODELS, ParameterSpec, plan_model
 from rangeops import Arena, OptimizerStep, ops
@@ -41,7 +42,7 @@ def torch_loop(specs: list[ParameterSpec]) -> Callable[[], None]:
     """Return the step parameter by parameter in torch."""
     import torch
 
-    params = peers.torch_parameters(specs, "cuda")
+    params = torch_steps.torch_parameters(specs, "cuda")
     state = [
         (
             p,
@@ -58,16 +59,16 @@ def torch_loop(specs: list[ParameterSpec]) -> Callable[[], None]:
     def step() -> None:
         nonlocal t
         t += 1
-        root = (1 - peers.BETA2**t) ** 0.5
+        root = (1 - hyper.BETA2**t) ** 0.5
         with torch.no_grad():
             for p, g16, half, m, v, e in state:
                 g = g16.float().mul_(1 / SCALE)
                 torch.isfinite(g).all()
-                p.mul_(1 - peers.LR * peers.DECAY)
-                m.lerp_(g, 1 - peers.BETA1)
-                v.mul_(peers.BETA2).addcmul_(g, g, value=1 - peers.BETA2)
-                denominator = (v.sqrt() / root).add_(peers.EPS)
-                p.addcdiv_(m, denominator, value=-peers.LR / (1 - peers.BETA1**t))
+                p.mul_(1 - hyper.LR * hyper.DECAY)
+                m.lerp_(g, 1 - hyper.BETA1)
+                v.mul_(hyper.BETA2).addcmul_(g, g, value=1 - hyper.BETA2)
+                denominator = (v.sqrt() / root).add_(hyper.EPS)
+                p.addcdiv_(m, denominator, value=-hyper.LR / (1 - hyper.BETA1**t))
                 e.lerp_(p, 1 - EMA_DECAY)
                 half.copy_(p)
                 g16.zero_()
@@ -79,7 +80,7 @@ def torch_foreach(specs: list[ParameterSpec]) -> Callable[[], None]:
     """Return the step with torch's foreach calls and fused capturable AdamW."""
     import torch
 
-    params = peers.torch_parameters(specs, "cuda")
+    params = torch_steps.torch_parameters(specs, "cuda")
     g32 = [p.grad for p in params]
     g16 = [g.half() for g in g32]
     half = [p.detach().half() for p in params]
@@ -88,7 +89,7 @@ def torch_foreach(specs: list[ParameterSpec]) -> Callable[[], None]:
     found = torch.zeros((), device="cuda")
     inverse = torch.full((), 1 / SCALE, device="cuda")
     optimizer = torch.optim.AdamW(
-        params, lr=peers.LR, weight_decay=peers.DECAY, fused=True, capturable=True
+        params, lr=hyper.LR, weight_decay=hyper.DECAY, fused=True, capturable=True
     )
 
     def step() -> None:
@@ -133,7 +134,7 @@ def cupy_elementwise(specs: list[ParameterSpec]) -> Callable[[], None]:
         _CUPY_STEP,
         "adamw_step",
     )
-    values = (1 / SCALE, 1 - peers.BETA1, 1 - peers.BETA2, 1.0, peers.LR, 1.0, peers.EPS, 1e-3)
+    values = (1 / SCALE, 1 - hyper.BETA1, 1 - hyper.BETA2, 1.0, hyper.LR, 1.0, hyper.EPS, 1e-3)
 
     def step() -> None:
         cupy.isfinite(g).all()
@@ -155,7 +156,7 @@ def optax_step(specs: list[ParameterSpec]) -> Any:
     keys = jax.random.split(jax.random.PRNGKey(0), 2 * len(specs))
     params = [jax.random.normal(k, s.shape) for k, s in zip(keys, specs, strict=False)]
     grads = [jax.random.normal(k, s.shape) for k, s in zip(keys[len(specs) :], specs, strict=True)]
-    optimizer = optax.adamw(peers.LR, weight_decay=peers.DECAY)
+    optimizer = optax.adamw(hyper.LR, weight_decay=hyper.DECAY)
     state = optimizer.init(params)
 
     def update(params: Any, state: Any, grads: Any) -> Any:
@@ -179,11 +180,11 @@ def amp_steps(model: str) -> Iterator[dict[str, Any]]:
     arena = Arena(plan_model(specs, PlanConfig("adamw", half="fp16", ema=True)))
     fill(arena)
     step = OptimizerStep(
-        arena, lr=peers.LR, weight_decay=peers.DECAY, ema_decay=EMA_DECAY, loss_scale=SCALE
+        arena, lr=hyper.LR, weight_decay=hyper.DECAY, ema_decay=EMA_DECAY, loss_scale=SCALE
     )
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
-    rate = copy_rate(step.nbytes, stream)
+    rate = timing.copy_rate(step.nbytes, stream)
     with stream:
         graph = step.capture()
         replay = timing.gpu(graph.replay, stream)
@@ -217,7 +218,26 @@ def amp_steps(model: str) -> Iterator[dict[str, Any]]:
     foreach = torch_foreach(specs)
     for name, peer in (
         ("torch foreach + fused, eager", foreach),
-        ("torch foreach + fused, graph", peers.torch_graph(foreach)),
+        ("torch foreach + fused, graph", torch_steps.torch_graph(foreach)),
         ("torch per-parameter loop", torch_loop(specs)),
     ):
         yield line(name, timing.steady(peer, torch.cuda.synchronize), None)
+
+
+def rows(quick: bool) -> Iterator[dict[str, Any]]:
+    """Time every model's step."""
+    for model in ("resnet50",) if quick else ("resnet50", "gpt2", "vgg16_bn"):
+        yield from amp_steps(model)
+        timing.release()
+
+
+TOPIC = Topic(
+    "amp",
+    rows,
+    {
+        "amp-step": (
+            "Mixed-precision step (check, unscale, AdamW, EMA, half copy, clear) on the GPU",
+            STEP_COLUMNS | {"host_us": "host us"},
+        )
+    },
+)

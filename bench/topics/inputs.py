@@ -15,6 +15,7 @@ import numpy as np
 
 from bench import peers, timing
 from bench.rows import row
+from bench.topic import Topic
 from plan import DType, MemoryPlan, PlanConfig
 from rangeops import Arena
 from rangeops.h2d import Prefetcher, h2d_copy
@@ -178,3 +179,24 @@ class _Again:
 
     def __iter__(self) -> Iterator[Any]:
         return self._batches()
+
+
+TOPIC = Topic(
+    "input",
+    lambda quick: input_paths(),
+    {
+        "input": (
+            "Feeding a step from the host (ms a batch)",
+            {
+                "case": "batch",
+                "subject": "loop",
+                "ms": "ms",
+                "spread": "spread",
+                "gb_per_s": "GB/s",
+                "share_of_link": "share of the link",
+                "ratio": "time / ours",
+            },
+        )
+    },
+    in_quick=False,
+)

@@ -14,6 +14,7 @@ from typing import Any
 
 from bench import timing
 from bench.rows import row
+from bench.topic import Topic
 from bench.traces import STEPS, WARM, Event, peak, traces
 from rangeops.pool import CachingPool
 
@@ -249,3 +250,25 @@ def _case(
         if isinstance(allocator, Ours):
             allocator.pool.trim()
         del allocator
+
+
+TOPIC = Topic(
+    "pool",
+    lambda quick: allocators(),
+    {
+        "pool": (
+            "Allocators on the trace of a training step (GPT-2 124M, bf16, ms a step of one "
+            "thread; peak live is the sum of the threads' peaks, which need not fall together)",
+            {
+                "case": "trace",
+                "subject": "allocator",
+                "ms": "ms",
+                "pairs_per_s": "take+give / s",
+                "ratio": "time / ours",
+                "driver_calls": "driver calls after warm-up",
+                "reserved_over_live": "reserved / peak live",
+            },
+        )
+    },
+    in_quick=False,
+)

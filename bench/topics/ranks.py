@@ -1,13 +1,13 @@
 """Two GPUs: all-reduce of a range beside NCCL's own, per tensor and torch's; steps of two ranks.
 
-``rows_of_ranks`` starts a process a GPU (``python -m bench.ranks``); rank 0's rows come back.  Bus
-bandwidth is 2*(n-1)/n * bytes / time, as NCCL's own tests count it; times are the slower rank's.
+``rows_of_ranks`` starts a process a GPU (``python -m bench.topics.ranks``); rank 0's rows come
+back.  Bus bandwidth is 2*(n-1)/n * bytes / time, as NCCL's own tests count it; times are the slower
+rank's.
 """
 
 from __future__ import annotations
 
 import gc
-import importlib.util
 import json
 import os
 import socket
@@ -18,7 +18,9 @@ from typing import Any
 
 from bench import peers, timing
 from bench.fill import fill
+from bench.peers import hyper
 from bench.rows import row
+from bench.topic import Topic
 from plan import PlanConfig, Range
 from plan.models import MODELS, plan_model
 from rangeops import Arena, write_kept
@@ -27,11 +29,6 @@ from rangeops.ranks import Call, Ranks, ReplicatedStep, Shard, ShardedStep, Worl
 MODELS_TIMED = ("resnet50", "gpt2")
 BUCKET = 25 << 20
 """Bytes of torch DDP's buckets."""
-
-
-def have_nccl() -> bool:
-    """Return whether the extra ``nccl`` is installed."""
-    return importlib.util.find_spec("nccl") is not None
 
 
 def rows_of_ranks(size: int = 2) -> Iterator[dict[str, Any]]:
@@ -43,7 +40,7 @@ def rows_of_ranks(size: int = 2) -> Iterator[dict[str, Any]]:
         own = {"RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank)}
         started.append(
             subprocess.Popen(
-                [sys.executable, "-m", "bench.ranks"],
+                [sys.executable, "-m", "bench.topics.ranks"],
                 env=os.environ | own | {"RANGEOPS_PORT": port},
                 stdout=subprocess.PIPE,
                 text=True,
@@ -158,7 +155,7 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
             for tensor in plan.weights():
                 write_kept(arena, tensor, 1e-2)
             ranks = Ranks(arena, world)
-            step = kind(ranks, lr=peers.LR, check=True)
+            step = kind(ranks, lr=hyper.LR, check=True)
             step()
             graph = step.capture()
             taken = timer(graph.replay)
@@ -193,6 +190,29 @@ def main() -> int:
                 for line in found:
                     print(json.dumps(line), flush=True)
     return 0
+
+
+TOPIC = Topic(
+    "ranks",
+    lambda quick: rows_of_ranks(),
+    {
+        "ranks": (
+            "Two GPUs: all-reduce of all gradients in FP32, and whole steps",
+            {
+                "case": "model",
+                "subject": "what",
+                "ms": "ms",
+                "spread": "spread",
+                "bus_gb_per_s": "bus GB/s",
+                "ratio": "time / ours",
+                "arena_mb": "arena MB",
+            },
+        )
+    },
+    gpus=2,
+    packages=("nccl",),
+    in_quick=False,
+)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from typing import Any
 
 from bench import peers, timing
 from bench.fill import fill
-from bench.rows import row
-from bench.steps import copy_rate
+from bench.peers import hyper, torch_steps
+from bench.rows import STEP_COLUMNS, row
+from bench.topic import Topic
 from plan import PlanConfig
 from plan.models import MODELS, ParameterSpec, plan_model
 from rangeops import Arena, OptimizerStep
@@ -26,9 +27,9 @@ def lars_loop(module: Any, state: list[Any]) -> Callable[[], None]:
     def step() -> None:
         for p, g, m in state:
             weight, gradient = module.sqrt((p * p).sum()), module.sqrt((g * g).sum())
-            r = TRUST * weight / (gradient + peers.DECAY * weight + peers.EPS)
+            r = TRUST * weight / (gradient + hyper.DECAY * weight + hyper.EPS)
             m *= MOMENTUM
-            m += (peers.LR * r) * (g + peers.DECAY * p)
+            m += (hyper.LR * r) * (g + hyper.DECAY * p)
             p -= m
 
     return step
@@ -38,7 +39,7 @@ def torch_lars(specs: list[ParameterSpec]) -> Callable[[], None]:
     """Return the loop in torch."""
     import torch
 
-    params = peers.torch_parameters(specs, "cuda")
+    params = torch_steps.torch_parameters(specs, "cuda")
     state = [(p.detach(), p.grad, torch.zeros_like(p)) for p in params]
     return lars_loop(torch, state)
 
@@ -59,7 +60,7 @@ def captured(kind: str, specs: list[ParameterSpec], **options: Any) -> tuple[Any
     """Return the replay of a step, its bytes, and the arena that it works on."""
     arena = Arena(plan_model(specs, PlanConfig(kind)))
     fill(arena)
-    step = OptimizerStep(arena, lr=peers.LR, clear_grad=False, **options)
+    step = OptimizerStep(arena, lr=hyper.LR, clear_grad=False, **options)
     return step.capture().replay, step.nbytes, arena
 
 
@@ -73,7 +74,7 @@ def ratio_steps(model: str) -> Iterator[dict[str, Any]]:
         nbytes = floor * peers.parameters(specs)
         replay, _, arena = captured(kind, specs)
         cupy.cuda.Device().synchronize()
-        rate = copy_rate(nbytes, stream)
+        rate = timing.copy_rate(nbytes, stream)
         with stream:
             taken = timing.gpu(replay, stream)
         name, floor_ms = f"rangeops {kind}, graph", round(1e3 * nbytes / rate, 4)
@@ -107,3 +108,22 @@ def ratio_sweep(counts: tuple[int, ...], specs_of: Any) -> Iterator[dict[str, An
             name = f"rangeops {kind}{' + global-norm clip' if options else ''}, graph"
             yield row("tensor-sweep", f"{count}", name, taken, nbytes)
             del replay, arena
+
+
+def rows(quick: bool) -> Iterator[dict[str, Any]]:
+    """Time both on every model."""
+    for model in ("resnet50",) if quick else ("resnet50", "gpt2"):
+        yield from ratio_steps(model)
+        timing.release()
+
+
+TOPIC = Topic(
+    "ratios",
+    rows,
+    {
+        "ratio-step": (
+            "LARS and LAMB (FP32) on the GPU; the floor is their bytes at the copy rate",
+            STEP_COLUMNS | {"floor_ms": "floor ms"},
+        )
+    },
+)

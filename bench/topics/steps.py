@@ -1,4 +1,4 @@
-"""Whole-model AdamW in FP32: one launch over the arena against parameter by parameter."""
+"""Whole-model steps in FP32: a few launches over the arena against parameter by parameter."""
 
 from __future__ import annotations
 
@@ -7,50 +7,40 @@ from typing import Any
 
 from bench import peers, timing
 from bench.fill import fill
-from bench.rows import row
-from plan import PlanConfig
-from plan.models import MODELS, plan_model
-from rangeops import Arena, ops
+from bench.peers.hyper import SCALARS
+from bench.rows import STEP_COLUMNS, row
+from bench.topic import Topic
+from plan import OptimizerKind, PlanConfig
+from plan.models import MODELS, ParameterSpec, plan_model
+from rangeops import Arena, OptimizerStep
+from rangeops.device.streams import gpu_count
+
+KINDS = tuple(kind.label for kind in OptimizerKind if kind is not OptimizerKind.NONE)
+"""The optimizers; the rows here are AdamW's, the pytest-benchmark suite takes all."""
 
 
-def prepared(arena: Arena) -> Any:
-    """Fill the arena and return (begin_step, adamw) bound to it."""
+def models(quick: bool) -> tuple[str, ...]:
+    """Return the models that steps are timed on."""
+    return ("mlp", "resnet50") if quick else ("mlp", "resnet50", "gpt2")
+
+
+def step_of(kind: str, specs: list[ParameterSpec], device: str | None = None) -> OptimizerStep:
+    """Return an optimizer's FP32 step on a filled arena, like the peers': gradients stay."""
+    arena = Arena(plan_model(specs, PlanConfig(kind)), device=device)
     fill(arena)
-    arena.scalars.set(
-        lr=peers.LR, beta1=peers.BETA1, beta2=peers.BETA2, eps=peers.EPS, weight_decay=peers.DECAY
-    )
-    return ops.begin_step.bind(arena), ops.adamw.bind(arena)
+    return OptimizerStep(arena, check=False, clear_grad=False, **SCALARS)
 
 
 def cpu_steps(model: str, budget: float = 1.0) -> Iterator[dict[str, Any]]:
     """Time one model on the CPU arena, in the NumPy loop, and in torch where it is installed."""
     specs = MODELS[model]()
-    begin, adamw = prepared(Arena(plan_model(specs, PlanConfig("adamw")), device="cpu"))
-
-    def step() -> None:
-        begin()
-        adamw()
-
+    step = step_of("adamw", specs, "cpu")
     mine = timing.cpu(step, budget)
+    adamw = step.launches[-1]
     yield row("step-cpu", model, "rangeops CPU arena", mine, adamw.nbytes, ratio=1.0)
-    subjects = [("NumPy per-parameter loop", peers.numpy_adamw(specs))]
-    if peers.have_torch():
-        subjects += list(peers.torch_peers(specs, "cpu"))
-    for name, peer in subjects:
-        other = timing.cpu(peer, budget)
+    for name, make in peers.ways("adamw", "cpu").items():
+        other = timing.cpu(make(specs), budget)
         yield row("step-cpu", model, name, other, ratio=round(other.seconds / mine.seconds, 2))
-
-
-def copy_rate(nbytes: int, stream: Any) -> float:
-    """Return bytes a second (read and written) of a device copy that moves ``nbytes``."""
-    import cupy
-
-    block = cupy.empty(nbytes, cupy.uint8)
-    cupy.random.default_rng(0).random(nbytes // 8, out=block[: nbytes // 8 * 8].view(cupy.float64))
-    half = nbytes // 2
-    with stream:
-        taken = timing.gpu(lambda: cupy.copyto(block[:half], block[half : 2 * half]), stream)
-    return 2 * half / taken.seconds
 
 
 def gpu_steps(model: str) -> Iterator[dict[str, Any]]:
@@ -58,39 +48,46 @@ def gpu_steps(model: str) -> Iterator[dict[str, Any]]:
     import cupy
 
     specs = MODELS[model]()
-    arena = Arena(plan_model(specs, PlanConfig("adamw")))
-    begin, adamw = prepared(arena)
+    step = step_of("adamw", specs)
+    adamw = step.launches[-1]
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
-    rate = copy_rate(adamw.nbytes, stream)
-
-    def step() -> None:
-        begin()
-        adamw()
-
+    rate = timing.copy_rate(adamw.nbytes, stream)
     with stream:
         step()
-        stream.synchronize()
-        stream.begin_capture()
-        step()
-        graph = stream.end_capture()
+        graph = step.capture()
         kernel = timing.gpu(adamw, stream)
-        replay = timing.gpu(lambda: graph.launch(stream), stream)
+        replay = timing.gpu(graph.replay, stream)
         eager = timing.steady(step, stream.synchronize)
     yield row("step-gpu", model, "rangeops AdamW kernel", kernel, adamw.nbytes, rate)
     yield row("step-gpu", model, "rangeops step, graph", replay, adamw.nbytes, rate, ratio=1.0)
     more = {"ratio": round(eager.seconds / replay.seconds, 2)}
     yield row("step-gpu", model, "rangeops step, eager", eager, adamw.nbytes, rate, **more)
-    if not peers.have_torch():
-        return
-    import torch
+    floor = 28 * peers.parameters(specs)  # AdamW reads p, g, m, v and writes p, m, v
+    for name, make in peers.ways("adamw", "cuda").items():
+        import torch
 
-    for name, peer in peers.torch_peers(specs, "cuda"):
-        taken = timing.steady(peer, torch.cuda.synchronize)
+        taken = timing.steady(make(specs), torch.cuda.synchronize)
         ratio = round(taken.seconds / replay.seconds, 2)
-        yield row("step-gpu", model, name, taken, adamw_bytes(specs), rate, ratio=ratio)
+        yield row("step-gpu", model, name, taken, floor, rate, ratio=ratio)
 
 
-def adamw_bytes(specs: Any) -> int:
-    """Return the bytes that AdamW has to move for a parameter list: 28 a parameter."""
-    return 28 * peers.parameters(specs)
+def rows(quick: bool) -> Iterator[dict[str, Any]]:
+    """Time AdamW on every model, on the GPU where there is one, else on the CPU."""
+    for model in models(quick):
+        if gpu_count():
+            yield from gpu_steps(model)
+        else:
+            yield from cpu_steps(model, 0.3 if quick else 1.5)
+        timing.release()
+
+
+TOPIC = Topic(
+    "steps",
+    rows,
+    {
+        "step-cpu": ("Whole-model AdamW step on the CPU", STEP_COLUMNS),
+        "step-gpu": ("Whole-model AdamW step (FP32) on the GPU", STEP_COLUMNS),
+    },
+    gpus=0,
+)

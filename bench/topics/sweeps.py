@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from bench import amp, peers, timing
+from bench import peers, timing
 from bench.fill import fill
-from bench.rows import row
-from bench.steps import copy_rate, prepared
+from bench.peers import hyper, torch_steps
+from bench.rows import STEP_COLUMNS, row
+from bench.topic import Topic
+from bench.topics import amp, ratios
+from bench.topics.steps import step_of
 from plan import PlanConfig
 from plan.models import ParameterSpec, plan_model
 from rangeops import Arena, OptimizerStep
@@ -34,7 +37,7 @@ def tensor_sweep() -> Iterator[dict[str, Any]]:
         specs = specs_of(count)
         arena = Arena(plan_model(specs, PlanConfig("adamw", half="fp16", ema=True)))
         fill(arena)
-        step = OptimizerStep(arena, lr=peers.LR, loss_scale=amp.SCALE)
+        step = OptimizerStep(arena, lr=hyper.LR, loss_scale=amp.SCALE)
         cupy.cuda.Device().synchronize()
         with stream:
             taken = timing.gpu(step.capture().replay, stream)
@@ -42,7 +45,7 @@ def tensor_sweep() -> Iterator[dict[str, Any]]:
     for count in TORCH_COUNTS if peers.have_torch() else ():
         import torch
 
-        step_ = peers.torch_adamw(specs_of(count), "cuda", fused=True)
+        step_ = torch_steps.torch_step("adamw", specs_of(count), "cuda", fused=True)
         eager = timing.steady(step_, torch.cuda.synchronize, 0.3)
         yield row("tensor-sweep", f"{count}", "torch fused AdamW (FP32), eager", eager)
 
@@ -54,12 +57,30 @@ def size_sweep() -> Iterator[dict[str, Any]]:
     stream = cupy.cuda.Stream(non_blocking=True)
     for size in SIZES:
         specs = [ParameterSpec("w", "fc_weight", (size,))]
-        arena = Arena(plan_model(specs, PlanConfig("adamw")))
-        begin, adamw = prepared(arena)
+        step = step_of("adamw", specs)
+        adamw = step.launches[-1]
         cupy.cuda.Device().synchronize()
-        rate = copy_rate(adamw.nbytes, stream)
+        rate = timing.copy_rate(adamw.nbytes, stream)
         with stream:
-            begin()
+            step()
             taken = timing.gpu(adamw, stream)
         yield row("size-sweep", f"{size:,}", "rangeops AdamW kernel", taken, adamw.nbytes, rate)
-        del arena, begin, adamw
+        del step, adamw
+
+
+def rows(quick: bool) -> Iterator[dict[str, Any]]:
+    """Run the sweeps one after the other."""
+    for sweep in (tensor_sweep(), ratios.ratio_sweep(COUNTS, specs_of), size_sweep()):
+        yield from sweep
+        timing.release()
+
+
+TOPIC = Topic(
+    "sweeps",
+    rows,
+    {
+        "tensor-sweep": ("25.6 M parameters in n tensors", {**STEP_COLUMNS, "case": "tensors"}),
+        "size-sweep": ("AdamW (FP32) against size", {**STEP_COLUMNS, "case": "parameters"}),
+    },
+    in_quick=False,
+)

@@ -6,8 +6,10 @@ import importlib.util
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bench import peers, timing
-from bench.rows import row
+from bench import timing
+from bench.peers import hyper, torch_steps
+from bench.rows import STEP_COLUMNS, row
+from bench.topic import Topic
 
 WAYS = ("rangeops", "torch fused", "torch foreach")
 
@@ -31,14 +33,14 @@ def _made(model: str, way: str) -> tuple[Callable[[], None], Any]:
     if model == "resnet50":
         net = net.to(memory_format=torch.channels_last)
     x, y = nets.batch(model)
-    hyper: dict[str, Any] = {"lr": 1e-4, "weight_decay": peers.DECAY}
+    options: dict[str, Any] = {"lr": 1e-4, "weight_decay": hyper.DECAY}
     optimizer: Any
     if way == "rangeops":
         ranged.adopt(net, "adamw")
-        optimizer = ranged.AdamW(net.parameters(), clear_grad=True, **hyper)
+        optimizer = ranged.AdamW(net.parameters(), clear_grad=True, **options)
     else:
         kind: dict[str, Any] = {"fused": True} if way == "torch fused" else {"foreach": True}
-        optimizer = torch.optim.AdamW(net.parameters(), capturable=True, **kind, **hyper)
+        optimizer = torch.optim.AdamW(net.parameters(), capturable=True, **kind, **options)
 
     def step() -> None:
         # In a graph torch keeps its gradients, as its documentation on captured training says.
@@ -80,7 +82,7 @@ def trainer_steps(model: str) -> Iterator[dict[str, Any]]:
     eager = timing.in_turn(list(steps), torch.cuda.synchronize, 1.0)
     pairs = zip(WAYS, optimizers, strict=True)
     alone, hosts = zip(*(_optimizer(*pair) for pair in pairs), strict=True)
-    graphs = [peers.torch_graph(step) for step in steps]
+    graphs = [torch_steps.torch_graph(step) for step in steps]
     graph = timing.in_turn(graphs, torch.cuda.synchronize, 1.0)
     timed = {"optimizer": alone, "whole step, eager": eager, "whole step, graph": graph}
     for index, way in enumerate(WAYS):
@@ -88,3 +90,27 @@ def trainer_steps(model: str) -> Iterator[dict[str, Any]]:
             more = {"ratio": round(taken[index].seconds / taken[0].seconds, 3)}
             more |= hosts[index] if part == "optimizer" else {}
             yield row("trainer", model, f"{way}: {part}", taken[index], **more)
+
+
+def rows(quick: bool) -> Iterator[dict[str, Any]]:
+    """Time the models of which everything is installed."""
+    for model in ("resnet50", "gpt2"):
+        if can_make(model):
+            yield from trainer_steps(model)
+            timing.release()
+
+
+TOPIC = Topic(
+    "trainer",
+    rows,
+    {
+        "trainer": (
+            "A torch training step (bf16 autocast, AdamW) over the adapter and over torch's "
+            "optimizers",
+            {k: v for k, v in STEP_COLUMNS.items() if k not in ("gb_per_s", "share_of_copy")}
+            | {"host_us": "host us", "host_us_unwatched": "unwatched"},
+        )
+    },
+    packages=("torch",),
+    in_quick=False,
+)

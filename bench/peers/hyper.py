@@ -1,0 +1,17 @@
+"""The hyper-parameters that every step is timed with, ours and the peers'."""
+
+from __future__ import annotations
+
+LR, BETA1, BETA2, EPS, DECAY = 1e-3, 0.9, 0.999, 1e-8, 0.01
+MOMENTUM, TRUST = 0.9, 1e-3
+
+SCALARS = {
+    "lr": LR,
+    "beta1": BETA1,
+    "beta2": BETA2,
+    "eps": EPS,
+    "weight_decay": DECAY,
+    "momentum": MOMENTUM,
+    "trust_coefficient": TRUST,
+}
+"""The same by their names in ``arena.scalars``."""

@@ -181,7 +181,8 @@ class Adopted:
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
         """Run the block with the averaged weights in the module; the live ones come back after."""
-        half = {"half_copy": True} if any(s.data is not s.weight for s in self.slots) else {}
+        split = any(s.data is not s.weight for s in self.slots)
+        half: dict[str, Any] = {"half_copy": True} if split else {}
         ops.sema_switch(self.arena, swap=True, **half)
         try:
             yield self.module

@@ -6,18 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from plan import DTensor, DType
+from plan import DTensor
 from rangeops.device import adopt
 from rangeops.device.base import Device
-
-NUMPY = {
-    DType.FP32: "f4",
-    DType.FP16: "f2",
-    DType.BF16: "u2",
-    DType.INT32: "i4",
-    DType.INT8: "i1",
-}
-"""NumPy's type of each; bf16 are bits."""
 
 
 def flat(buffer: Any, name: str | int | None = None) -> tuple[Device, Any, str]:
@@ -46,6 +37,6 @@ def flat(buffer: Any, name: str | int | None = None) -> tuple[Device, Any, str]:
 def tensor_view(memory: Any, tensor: DTensor, start: int = 0) -> Any:
     """Return a tensor in its logical shape in a byte array that begins at the arena's ``start``."""
     first = tensor.offset - start
-    full = memory[first : first + tensor.nbytes].view(NUMPY[tensor.dtype])
+    full = memory[first : first + tensor.nbytes].view(tensor.dtype.numpy)
     full = full.reshape(tensor.padded_shape)
     return full if tensor.padded_shape == tensor.shape else full[..., : tensor.shape[-1]]

@@ -77,7 +77,7 @@ class Scalars(ScalarFields):
     _places: dict[str, tuple[str, int]]
 
     def __init__(self, memory: Memory, plan: MemoryPlan) -> None:
-        own: dict[str, float] = dict(getattr(plan.config, "scalars", {}))
+        own = plan.config.own_scalars
         values = {**FP32_SCALARS, **INT32_SCALARS, **own}
         planned = {name: plan.scalar(name) for name in values}
         base, mirror = {}, {}

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from plan import DTensor, PlanError, Range
-from rangeops.arena.buffer import NUMPY
 from rangeops.device.pages import outside
 
 __all__ = ["check_mapped", "outside", "write_kept"]
@@ -53,7 +52,7 @@ def write_kept(arena: Any, tensor: DTensor | str, values: Any) -> None:
 
     """
     descriptor = arena.tensor(tensor)
-    whole = np.zeros(descriptor.padded_shape, NUMPY[descriptor.dtype])
+    whole = np.zeros(descriptor.padded_shape, descriptor.dtype.numpy)
     whole[..., : descriptor.shape[-1]] = values
     raw = whole.reshape(-1).view("u1")
     for part in outside(arena.unmapped, Range(descriptor.offset, descriptor.nbytes)):

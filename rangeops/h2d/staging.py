@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from plan import DTensor, DType
+from plan import DTensor
 from rangeops.arena.arena import Arena
-from rangeops.arena.buffer import NUMPY
 from rangeops.device.base import Device, Event
 
 THREADED = 1 << 22
@@ -76,7 +75,7 @@ def shaped(tensor: DTensor, values: Any, what: str, fewer: bool = False) -> np.n
     Raises:
         ValueError: another shape.
         TypeError: device memory, or a type of another kind (floats for integers, any but uint16
-            bits for bf16).
+            for a bf16 tensor, whose bits are copied).
 
     """
     try:
@@ -86,10 +85,10 @@ def shaped(tensor: DTensor, values: Any, what: str, fewer: bool = False) -> np.n
             f"{what} got {type(values).__name__}, expected host values that NumPy can read; "
             "assign device arrays by arena[...] = values"
         ) from error
-    bits = tensor.dtype is DType.BF16
-    wanted = np.dtype(NUMPY[tensor.dtype])
+    wanted = np.dtype(tensor.dtype.numpy)
+    bits = tensor.dtype.is_floating and wanted.kind == "u"
     if array.dtype != wanted if bits else not np.can_cast(array.dtype, wanted, "same_kind"):
-        text = "uint16 bits" if bits else tensor.dtype.label
+        text = f"{wanted} bits" if bits else tensor.dtype.label
         raise TypeError(f"{what} got {array.dtype}, expected {text}; convert it in the loader")
     shape = tensor.shape
     short = array.ndim == len(shape) and array.shape[1:] == shape[1:] and len(array) < shape[0]
@@ -124,7 +123,7 @@ def pieces(tensor: DTensor, array: np.ndarray, nbytes: int) -> Iterator[tuple[in
     if tensor.padded_shape != tensor.shape:
         channels, padded = tensor.shape[-1], tensor.padded_shape[-1]
     rows = array.reshape(-1, channels)
-    kind = NUMPY[tensor.dtype]
+    kind = tensor.dtype.numpy
     step = max(1, nbytes // (padded * item))
     for first in range(0, len(rows), step):
         piece = rows[first : first + step]

@@ -10,7 +10,7 @@ import numpy as np
 
 from plan import PlanError, Region
 from rangeops.arena.arena import Arena
-from rangeops.arena.buffer import NUMPY, tensor_view
+from rangeops.arena.buffer import tensor_view
 from rangeops.h2d.staging import Ring, Slot, shaped, write
 
 REGIONS = {"a": (Region.I_A_LABEL, Region.I_A_DATA), "b": (Region.I_B_LABEL, Region.I_B_DATA)}
@@ -59,7 +59,7 @@ class Zone:
         out = []
         for tensor, values in ((self.data, batch[0]), (self.label, batch[1])):
             array = np.asarray(values)
-            same = array.dtype == NUMPY[tensor.dtype] and array.shape == tensor.padded_shape
+            same = array.dtype == tensor.dtype.numpy and array.shape == tensor.padded_shape
             if not same or not array.flags.c_contiguous:
                 return None
             out.append((tensor.offset - self.span.base_offset, array))

@@ -10,7 +10,7 @@ import pytest
 from plan import DType, MemoryPlan, PlanConfig, PlanError, Range
 from rangeops import Arena, Groups, ops
 from rangeops.arena import Status, fields
-from tests.helpers import host_bytes, small_plan
+from tests.helpers import get, host_bytes, put, small_plan
 
 
 def spans(n):
@@ -264,3 +264,23 @@ def test_no_other_name_is_a_scalar_or_a_field():
     with pytest.raises(AttributeError, match="no field is named 'stepp'"):
         _ = Status(arena).stepp
     assert "beta1" in dir(arena.scalars)
+
+
+def test_a_plans_own_scalars_lie_behind_the_devices_and_spare_them(device):
+    config = PlanConfig("none", scalars={"gamma": 0.25, "delta": -2})
+    arena = Arena(MemoryPlan(config).finalize(), device=device)
+    scalars = arena.scalars
+    assert (scalars.gamma, scalars.get("delta"), scalars.lr) == (0.25, -2.0, np.float32(1e-3))
+    offset, dtype = arena.plan.scalar("grad_norm")
+    put(arena, offset, np.array([7.0], dtype))
+    scalars.set(gamma=0.5, lr=0.75)
+    scalars.delta = 3.0
+    assert scalars.grad_norm == 7.0
+    stored = [get(arena, arena.plan.scalar(n)[0], 1)[0] for n in ("gamma", "delta", "lr")]
+    assert stored == [0.5, 3.0, 0.75]
+    assert repr(scalars).endswith("; lr=0.75, delta=3, gamma=0.5>")
+    with pytest.raises(ValueError, match="gamma: got nan, expected a finite float32"):
+        scalars.set(lr=0.5, gamma=float("nan"))
+    assert scalars.lr == 0.75
+    with pytest.raises(TypeError, match="scalars: got 'gamma', expected one of"):
+        Arena(small_plan(), device="cpu").scalars.set(gamma=1.0)

@@ -195,8 +195,7 @@ def every_plan(
     kinds = [kind for kind in OptimizerKind if kind is not OptimizerKind.NONE]
     own = {k: v for op in REGISTRY.values() if op.settings is None for k, v in op.scalars.items()}
     for kind in sorted(kinds, key=lambda kind: -len(kind.series)):
-        more = {"scalars": own} if own else {}
-        yield plan_model(list(specs), PlanConfig(kind, half=half, ema=ema, **more))
+        yield plan_model(list(specs), PlanConfig(kind, half=half, ema=ema, scalars=own))
 
 
 def verify_every_op(

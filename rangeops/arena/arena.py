@@ -153,11 +153,6 @@ class Arena:
         """Whether its memory is a GPU's, so that views are CuPy arrays."""
         return self.backend.index >= 0
 
-    @property
-    def device_id(self) -> int:
-        """Number of its GPU, -1 in host memory."""
-        return self.backend.index
-
     def ptr_at(self, offset: int) -> int:
         """Return the raw address of byte ``offset``."""
         return self.ptr + int(offset)

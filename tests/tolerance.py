@@ -28,6 +28,19 @@ sum, most of them the same way only in a test made for it."""
 FP16 = 2.0**-10
 """One ulp of fp16: its input was rounded to halves."""
 
+UPDATE_ULPS = 4
+"""A weight after an update, in ulps of the largest of weight and step: the step is a chain of six
+roundings, the weight takes two more."""
+
+MOMENT_ULPS = 4
+"""A moment, in ulps of its largest term: four roundings, and half an ulp of a coefficient."""
+
+EMA_ULPS = 6
+"""An average: the weight's error (UPDATE_ULPS) enters it, and it rounds three times itself."""
+
+NARROWED = 0.51
+"""A half copy in its own ulps: half of one, and the float32 error of what was narrowed."""
+
 FOUR_DIGITS = 5e-5
 """Half of the fourth decimal, to which a case gives its value; absolute."""
 

@@ -19,7 +19,7 @@ from rangeops.kernels import build
 from rangeops.launch.resolve import WHOLE_SERIES
 from rangeops.verify import check, fill_random, planned_variants
 from tests.helpers import HAVE_GPU, get, host_bytes, put, raw_arena, small_plan
-from tests.kernels.variants import built, extreme, kernels
+from tests.kernels.variants import OPS, built, extreme, kernels
 
 KERNELS = {(op.kernel.name, repr(sorted(flags.items()))): op.name for op, flags in kernels()}
 
@@ -54,7 +54,7 @@ def first(op, flags):
 def cases(wanted):
     """Return the variants for which ``wanted(op, flags, where)`` is true, as test parameters."""
     found = []
-    for op in REGISTRY.values():
+    for op in OPS:
         for flags in op.variants():
             for where in ("cuda", "cpu"):
                 if wanted(op, flags, where):
@@ -109,8 +109,8 @@ def ready(op, flags, device):
 def test_every_op_runs_on_both_kinds_of_device():
     ran = {where: {c.values[0].kernel for c in cases(every) if c.values[2] == where} for where in
            ("cuda", "cpu")}  # fmt: skip
-    assert ran["cuda"] == ran["cpu"] == {op.kernel for op in REGISTRY.values()}
-    assert {c.values[0] for c in cases(every)} == set(REGISTRY.values())
+    assert ran["cuda"] == ran["cpu"] == {op.kernel for op in OPS}
+    assert {c.values[0] for c in cases(every)} == set(OPS)
 
 
 @pytest.mark.parametrize(("op", "flags", "device"), cases(every))
@@ -195,7 +195,7 @@ def raw_layout(op, n):
 
 
 @pytest.mark.parametrize("n", SIZES)
-@pytest.mark.parametrize("name", [n for n, op in REGISTRY.items() if on_ranges(op)])
+@pytest.mark.parametrize("name", [op.name for op in OPS if on_ranges(op)])
 def test_raw_ranges_of_any_size_between_guards(name, n, device, rng):
     op = REGISTRY[name]
     spans, total = raw_layout(op, n)
@@ -217,7 +217,7 @@ def test_raw_ranges_of_any_size_between_guards(name, n, device, rng):
     np.testing.assert_array_equal(after, before)
 
 
-@pytest.mark.parametrize("name", [n for n, op in REGISTRY.items() if op.elementwise])
+@pytest.mark.parametrize("name", [op.name for op in OPS if op.elementwise])
 def test_ten_million_elements(name, rng):
     """At size: on the GPU where there is one, else through the CPU loops."""
     op = REGISTRY[name]
@@ -242,7 +242,7 @@ def test_ten_million_elements(name, rng):
 
 
 def test_every_op_states_its_bytes_and_origin():
-    for op in REGISTRY.values():
+    for op in OPS:
         assert op.origin and op.formula
         for flags in op.variants():
             elements = {"u1": 1, "half": 2, "f4": 4}

@@ -1,0 +1,413 @@
+"""What every op should give, in float64 from the formulas of papers and of torch.
+
+An oracle takes a ``Trial`` that ran and yields what it ``Expects``.  It starts from the
+hyper-parameters, not from the coefficients that ``begin_step`` makes of them, and is written
+without regard to the order in which the op's rule and reference round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from plan.scalars import ACCUMULATED, FP32_SCALARS, SCALAR_STRIDE, fp32_index, int32_index
+from plan.scratch import BLOCK, BLOCK_FLOATS, FOLD_CHUNKS, NORM_STRIDE, ROW, ROW_FLOATS, SUMS
+from tests import tolerance
+from tests.ops.trial import Trial
+
+
+class Expects(NamedTuple):
+    """An argument's values after the op: at most ``most`` units from ``want``."""
+
+    name: str
+    got: np.ndarray
+    want: np.ndarray
+    unit: Any
+    most: float
+
+    def error(self) -> float:
+        """Return the largest error in units; where both are the same, 0."""
+        got, want = np.asarray(self.got, np.float64), np.asarray(self.want, np.float64)
+        same = (got == want) | (np.isnan(got) & np.isnan(want))
+        with np.errstate(invalid="ignore"):
+            return float(np.max(np.where(same, 0.0, np.abs(got - want) / self.unit), initial=0.0))
+
+
+Oracle = Callable[[Trial], Iterator[Expects]]
+ORACLES: dict[str, Oracle] = {}
+
+
+def oracle(*names: str) -> Callable[[Oracle], Oracle]:
+    """Enter an oracle for ops."""
+
+    def enter(function: Oracle) -> Oracle:
+        ORACLES.update(dict.fromkeys(names, function))
+        return function
+
+    return enter
+
+
+def exact(name: str, got: Any, want: Any) -> Expects:
+    """Expect a value to the bit (zeros of either sign)."""
+    return Expects(name, got, want, 1.0, 0.0)
+
+
+def fp32(x: Trial, name: str, want: np.ndarray, *terms: np.ndarray, most: float) -> Expects:
+    """Expect an argument within ``most`` float32 ulps of the largest of its terms."""
+    largest = np.max([np.abs(t) for t in (want, *terms)], axis=0).astype(np.float32)
+    return Expects(name, x.after[name], want, np.spacing(largest).astype(np.float64), most)
+
+
+def half(x: Trial, name: str, want: np.ndarray, most: float = 0.5) -> Expects:
+    """Expect a half argument within ``most`` of its own ulps."""
+    digits, least = (10, -24) if x.half == "fp16" else (7, -133)
+    exponent = np.floor(np.log2(np.maximum(np.abs(want), 2.0**-140)))
+    unit = 2.0 ** np.maximum(exponent - digits, least)
+    return Expects(name, x.after[name], want, unit, most)
+
+
+def float64(name: str, got: Any, want: Any) -> Expects:
+    """Expect float64 values within what a sum by the tree rounds."""
+    return Expects(name, got, want, np.abs(np.asarray(want)) + 1e-300, tolerance.SUM)
+
+
+def exact_sum(values: np.ndarray) -> float:
+    """Return the sum with one rounding."""
+    return math.fsum(values.tolist())
+
+
+# Optimizers
+
+
+def direction(x: Trial) -> np.ndarray:
+    """Return the gradient with L2 decay where the optimizer has it."""
+    return x.g if x.on("decoupled") else x.g + x.decay * x.p
+
+
+def kept(x: Trial) -> np.ndarray:
+    """Return the weight after decoupled decay."""
+    return x.p * (1 - x.lr * x.decay) if x.on("decoupled") else x.p
+
+
+def norm(values: np.ndarray) -> float:
+    """Return the Euclidean norm."""
+    return math.sqrt(exact_sum(values * values))
+
+
+def updated(x: Trial, step: np.ndarray, **moments: Any) -> Iterator[Expects]:
+    """Expect the weights after ``step``, what the update fuses, and moments with their terms."""
+    p = kept(x) - step
+    yield fp32(x, "p", p, x.p, step, most=tolerance.UPDATE_ULPS)
+    for name, (want, *terms) in moments.items():
+        yield fp32(x, name, want, *terms, most=tolerance.MOMENT_ULPS)
+    if x.flags["half_copy"]:
+        size = x.after["a"].size
+        yield half(x, "a", p[-size:], tolerance.NARROWED)
+    if x.flags["ema"]:
+        e = x.ema_decay * x.e + (1 - x.ema_decay) * p
+        yield fp32(x, "e", e, x.e, p, step, most=tolerance.EMA_ULPS)
+    if x.flags.get("clear_grad"):
+        halves = x.after["h"].size
+        yield exact("g", x.after["g"][: x.p.size - halves], 0.0)
+        yield exact("h", x.after["h"], 0.0)
+
+
+@oracle("sgd")
+def sgd(x):
+    yield from updated(x, x.lr * direction(x))
+
+
+@oracle("momentum", "nesterov")
+def momentum(x):
+    d = direction(x)
+    m = x.momentum * x.m + (1 - x.dampening) * d
+    step = x.lr * (d + x.momentum * m if x.op.name == "nesterov" else m)
+    yield from updated(x, step, m=(m, x.m, d, x.g))
+
+
+def lars_ratio(x: Trial) -> np.ndarray:
+    def rule(name, where):
+        weight, gradient = norm(x.p[where]), norm(x.g[where])
+        if name not in ("fc", "conv") or weight == 0 or gradient == 0:
+            return 1.0
+        decay = 0.0 if x.on("decoupled") else x.weight_decay
+        ratio = x.trust_coefficient * weight / (gradient + decay * weight + x.eps)
+        if x.on("trust_clip"):
+            ratio = min(ratio / x.lr if x.on("lr_outside") else ratio, 1.0)
+        return ratio
+
+    return x.by_tensor(rule)
+
+
+@oracle("lars")
+def lars(x):
+    inside, outside = (1.0, x.lr) if x.on("lr_outside") else (x.lr, 1.0)
+    scale = inside * lars_ratio(x)
+    d = scale * direction(x)
+    m = x.momentum * x.m + d
+    step = outside * (d + x.momentum * m if x.on("nesterov") else m)
+    yield from updated(x, step, m=(m, x.m, d, scale * x.g))
+
+
+def moments(x: Trial, g: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Return Adam's new moments and the two bias corrections."""
+    m = x.beta1 * x.m + (1 - x.beta1) * g
+    v = x.beta2 * x.v + (1 - x.beta2) * g * g
+    if not x.on("bias_correction"):
+        return m, v, 1.0, 1.0
+    return m, v, 1 - x.beta1**x.t, 1 - x.beta2**x.t
+
+
+@oracle("adam", "adamw")
+def adam(x):
+    g = direction(x)
+    m, v, correction1, correction2 = moments(x, g)
+    denominator = np.sqrt(v / correction2) + x.eps
+    step = x.lr * (m / correction1) / denominator
+    # L2 decay may cancel the gradient; what it rounded stays.
+    terms = np.maximum(np.abs(x.g), np.abs(g - x.g))
+    largest = x.lr / correction1 * np.maximum(np.abs(x.m), 0.1 * terms) / denominator
+    m_terms = (m, x.m, (1 - x.beta1) * terms)
+    v_terms = (v, x.v, (1 - x.beta2) * terms**2)
+    for each in updated(x, step, m=m_terms, v=v_terms):
+        near = np.abs(largest) if each.name in ("p", "e") else 0.0
+        yield each._replace(unit=np.maximum(each.unit, near * tolerance.ULP))
+
+
+@oracle("lion")
+def lion(x):
+    u = x.beta1 * x.m + (1 - x.beta1) * x.g
+    m = x.beta2 * x.m + (1 - x.beta2) * x.g
+    yield from updated(x, x.lr * np.sign(u), m=(m, x.m))
+
+
+def lamb_direction(x: Trial) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return LAMB's u and the moments behind it."""
+    m, v, correction1, correction2 = moments(x, x.g)
+    if not x.on("grad_averaging"):
+        m = x.beta1 * x.m + x.g
+    return (m / correction1) / (np.sqrt(v / correction2) + x.eps) + x.decay * x.p, m, v
+
+
+def lamb_ratio(x: Trial) -> np.ndarray:
+    u = lamb_direction(x)[0]
+
+    def rule(name, where):
+        weight, other = norm(x.p[where]), norm(u[where])
+        if name not in ("fc", "conv") or weight == 0 or other == 0:
+            return 1.0
+        return min(weight / other, 1.0) if x.on("trust_clip") else weight / other
+
+    return x.by_tensor(rule)
+
+
+@oracle("lamb")
+def lamb(x):
+    u, _, _ = lamb_direction(x)
+    yield from updated(x, lamb_ratio(x) * x.lr * u)
+
+
+@oracle("lamb_moments")
+def lamb_moments(x):
+    u, m, v = lamb_direction(x)
+    yield fp32(x, "m", m, x.m, x.g, most=tolerance.MOMENT_ULPS)
+    yield fp32(x, "v", v, x.v, most=tolerance.MOMENT_ULPS)
+    sums = x.after["partials"].reshape(-1, len(x.chunks))
+    for q, values in enumerate((u, x.p)):
+        want = np.array([exact_sum(values[where] ** 2) for where in x.chunks])
+        most = tolerance.STEP if q == 0 else tolerance.SUM
+        yield Expects("partials", sums[q], want, want + 1e-300, most)
+    if x.flags["clear_grad"]:
+        yield exact("g", x.after["g"][: x.p.size - x.after["h"].size], 0.0)
+        yield exact("h", x.after["h"], 0.0)
+
+
+# Averages, movement
+
+
+@oracle("ema")
+def ema(x):
+    want = x.ema_decay * x.e + (1 - x.ema_decay) * x.p
+    yield fp32(x, "e", want, x.e, x.p, most=tolerance.EMA_ULPS)
+
+
+@oracle("sema_switch")
+def sema_switch(x):
+    yield exact("p", x.after["p"], x.e)
+    yield exact("e", x.after["e"], x.p if x.flags["swap"] else x.e)
+    if x.flags["half_copy"]:
+        yield half(x, "a", x.e[-x.after["a"].size :])
+
+
+@oracle("cast_fp32_to_fp16")
+def narrowing(x):
+    yield half(x, "dst", x.before["src"])
+
+
+@oracle("cast_fp16_to_fp32")
+def widening(x):
+    yield exact("dst", x.after["dst"], x.before["src"])
+
+
+@oracle("clear")
+def clear(x):
+    yield exact("dst", x.after["dst"], 0)
+
+
+@oracle("copy")
+def copy(x):
+    yield exact("dst", x.after["dst"], x.before["src"])
+
+
+@oracle("average")
+def average(x):
+    yield fp32(x, "x", x.before["x"] / x.ranks, most=0.5)
+
+
+@oracle("average_half")
+def average_half(x):
+    yield half(x, "x", x.before["x"] / x.ranks)
+
+
+@oracle("accumulate_grad")
+def accumulate_grad(x):
+    yield fp32(x, "g", x.before["g"] + x.before["h"], most=0.5)
+    yield exact("h", x.after["h"], 0.0)
+
+
+@oracle("unscale")
+def unscale(x):
+    yield fp32(x, "g", x.before["g"] / x.loss_scale, most=1.0)
+    yield exact("grad_scale", x.after["s"][fp32_index("grad_scale")], 1.0)
+
+
+@oracle("check_nan")
+def check_nan(x):
+    bound = x.clip_value * x.loss_scale * x.ranks
+    for name in ("g", "h"):
+        before = x.before[name]
+        if name == "g" and x.before["h"].size:
+            before = before[: before.size - x.before["h"].size]
+        want = np.clip(before, -bound, bound) if x.flags["clip"] else before
+        yield exact(name, x.after[name][: before.size], want)
+    yield exact("found_inf", x.after["k"][int32_index("found_inf")], 0)
+
+
+# Sums
+
+
+@oracle("grad_norm")
+def grad_norm(x):
+    sums = x.after["partials"].reshape(-1, len(x.chunks))
+    for q, values in enumerate((x.raw_g, x.p)[: 1 + x.flags["weights"]]):
+        yield float64("partials", sums[q], [exact_sum(values[c] ** 2) for c in x.chunks])
+
+
+@oracle("tensor_stats")
+def tensor_stats(x):
+    squares, largest, bad = x.after["partials"].reshape(-1, len(x.chunks))[:3]
+    yield float64("squares", squares, [exact_sum(x.raw_g[c] ** 2) for c in x.chunks])
+    yield exact("largest", largest, [np.abs(x.raw_g[c]).max() for c in x.chunks])
+    yield exact("nonfinite", bad, 0)
+
+
+@oracle("fold_norms")
+def fold_norms(x):
+    row, quantities, maximum = SUMS[x.flags["of"]]
+    table = x.before["folds"].astype(int)
+    folds = table.size - 1
+    for q in range(quantities):
+        part = x.before["partials"].reshape(-1, len(x.chunks))[q]
+        pieces = [part[a:b] for a, b in zip(table[:-1], table[1:], strict=True)]
+        got = x.after["sums"].reshape(-1, folds)[row + q]
+        if q == maximum:
+            yield exact("maximum", got, [p.max() for p in pieces])
+        else:
+            yield float64("sum", got, [exact_sum(p) for p in pieces])
+
+
+@oracle("total_norm")
+def total_norm(x):
+    sums = x.before["sums"].reshape(-1, x.before["sums"].size // 10)[0]
+    want = [exact_sum(sums[a : a + FOLD_CHUNKS]) for a in range(0, sums.size, FOLD_CHUNKS)]
+    yield float64("totals", x.after["totals"], want)
+
+
+@oracle("trust_ratio")
+def trust_ratio(x):
+    kind = x.flags["kind"]
+    ratio = lars_ratio(x) if kind == "lars" else lamb_ratio(x)
+    other = x.g if kind == "lars" else lamb_direction(x)[0]
+    rows = x.after["c"][BLOCK_FLOATS:].reshape(-1, ROW_FLOATS)
+    norms = x.after["norms"].reshape(-1, NORM_STRIDE)
+    for k, where in enumerate(x.slices.values()):
+        r = ratio[where][0]
+        scale = r * (1.0 if x.on("lr_outside") else x.lr)
+        want = np.array([r, scale])
+        got = rows[k, [ROW.index("ratio"), ROW.index("scale")]]
+        yield Expects(f"row {k}", got, want, np.abs(want), tolerance.STEP)
+        if k >= 2:
+            want = np.array([norm(x.p[where]), norm(other[where]), r])
+            yield Expects(f"norms {k}", norms[k - 2, :3], want, np.abs(want), tolerance.STEP)
+
+
+# Scalars
+
+
+@oracle("begin_step")
+def begin_step(x):
+    b1, b2, mu = x.beta1, x.beta2, x.momentum
+    corrected = x.on("bias_correction")
+    c1, c2 = (1 - b1**x.t, 1 - b2**x.t) if corrected else (1.0, 1.0)
+    size = norm(x.raw_g) / (x.loss_scale * x.ranks)
+    clip = min(1.0, x.clip_norm / (size + 1e-6)) if x.on("global_norm") else 1.0
+    averaged = 1 - x.ema_decay
+    want = {
+        "one_minus_beta1": 1 - b1, "one_minus_beta2": 1 - b2, "inv_sqrt_bc2": 1 / math.sqrt(c2),
+        "eps": x.eps, "inv_bc1": 1 / c1, "beta1": b1,
+        "grad": (-1 if x.on("maximize") else 1) * clip / (x.loss_scale * x.ranks),
+        "one_minus_ema_decay": max(averaged, 9 / (9 + x.t)) if x.on("ema_warmup") else averaged,
+        "momentum": mu, "one_minus_dampening": 1 - x.dampening,
+        "beta3": 1 - b1 if x.on("grad_averaging") else 1.0,
+        "look_gradient": float(x.on("nesterov")),
+        "look_moment": mu if x.on("nesterov") else 1.0,
+    }  # fmt: skip
+    block = np.array([want[name] for name in BLOCK])
+    got = x.after["c"][: len(BLOCK)]
+    yield Expects("block", got, block, np.abs(block) + 1e-300, tolerance.STEP)
+    rows = x.after["c"][BLOCK_FLOATS:].reshape(-1, ROW_FLOATS)[: len(x.slices)]
+    for k, (name, row) in enumerate(zip(x.slices, rows, strict=True)):
+        wd = x.weight_decay if name in ("fc", "conv") else 0.0
+        decoupled, outside = x.on("decoupled"), x.on("lr_outside")
+        want = {
+            "lr": x.lr, "step_size": x.lr / c1, "keep": 1 - x.lr * wd if decoupled else 1.0,
+            "weight_decay": 0.0 if decoupled else wd, "skip": 0.0, "ratio": 1.0,
+            "scale": 1.0 if outside else x.lr, "rate": x.lr if outside else 1.0,
+        }  # fmt: skip
+        values = np.array([want[name] for name in ROW])
+        yield Expects(f"row {k}", row, values, np.abs(values) + 1e-300, tolerance.STEP)
+    k = x.after["k"]
+    yield exact("step", k[int32_index("step")], x.t)
+    yield exact("skip_step", k[int32_index("skip_step")], 0)
+    if x.on("global_norm"):
+        found = x.after["s"][fp32_index("grad_norm")]
+        yield Expects("grad_norm", found, size, size, tolerance.STORED)
+    tracked = k[int32_index("growth_tracker")]
+    yield exact("growth_tracker", tracked, float(x.on("loss_scaling")))
+
+
+@oracle("grad_scaling")
+def grad_scaling(x):
+    """At the interval, with nothing found: the scale is multiplied and the tracker begins anew."""
+    s = dict(FP32_SCALARS) | x.hyper
+    yield exact("scale", x.after["s"][fp32_index("loss_scale")], s["loss_scale"])
+    yield exact("tracker", x.after["k"][int32_index("growth_tracker")], 1)
+
+
+@oracle("accumulate_metrics")
+def accumulate_metrics(x):
+    pairs = x.after["accumulated"].reshape(len(ACCUMULATED), SCALAR_STRIDE)[:, :2].sum(axis=1)
+    yield exact("accumulated", pairs, [0.25 * 32, 0.5 * 32, 0.75 * 32, 32])

@@ -86,13 +86,13 @@ def key_of(factory: Callable[..., Any], *facts: Any) -> str:
 @functools.cache
 def versions() -> str:
     """Return the versions of Python and of the tools that take part in a build."""
-    found = [f"python {platform.python_version()}"]
+    tools = [f"python {platform.python_version()}"]
     for tool in _TOOLS:
         try:
-            found.append(f"{tool} {metadata.version(tool)}")
+            tools.append(f"{tool} {metadata.version(tool)}")
         except metadata.PackageNotFoundError:
             continue
-    return "; ".join(found)
+    return "; ".join(tools)
 
 
 @functools.cache

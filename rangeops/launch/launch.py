@@ -105,12 +105,13 @@ class BoundLaunch:
         self.binding.state.write(span.base_offset, block)
 
 
-_Kept = tuple[BoundLaunch, dict[str, Any]]
+_Launched = tuple[BoundLaunch, dict[str, Any]]
+"""A launch and the hyper-parameters that it was last given."""
 
 FOREIGN_BINDINGS = 32
-"""Bindings kept for raw buffers; the oldest goes first, and with it the hold on its buffer."""
+"""Launches kept for raw buffers; the oldest goes first, and with it the hold on its buffer."""
 
-_foreign: OrderedDict[Any, _Kept] = OrderedDict()
+_foreign: OrderedDict[Any, _Launched] = OrderedDict()
 
 
 def bind(
@@ -139,16 +140,18 @@ def run(
     An arena keeps its own bindings and takes them along when it goes.
     """
     arena = as_arena(memory)
-    kept: MutableMapping[Any, _Kept] = arena.keep("launches", dict) if arena is memory else _foreign
-    own = {*scalars.NAMES, *op.scalars, "step"}
-    values = {name: value for name, value in arguments.items() if name in own}
-    rest = {name: value for name, value in arguments.items() if name not in own}
+    launches: MutableMapping[Any, _Launched] = (
+        arena.keep("launches", dict) if arena is memory else _foreign
+    )
+    settable = {*scalars.NAMES, *op.scalars, "step"}
+    values = {name: value for name, value in arguments.items() if name in settable}
+    rest = {name: value for name, value in arguments.items() if name not in settable}
     place = (arena.ptr, arena.nbytes, arena.device)
     key = (op.name, place, repr((spans, rest)), bool(values))
-    launch, last = kept.get(key) or (bind(op, arena, spans, arguments), values)
+    launch, last = launches.get(key) or (bind(op, arena, spans, arguments), values)
     if values != last:
         launch.set(**values)
-    kept[key] = launch, values
+    launches[key] = launch, values
     if len(_foreign) > FOREIGN_BINDINGS:
         _foreign.popitem(last=False)
     launch(stream)

@@ -64,7 +64,7 @@ def compiled(binding: Binding) -> Launch:
     device: Any = binding.arena.backend  # rangeops.device.base.Compiled, by FORMS
     return device.launcher(
         build.gpu_kernel(kernel, variant(binding), device),
-        max(1, grid(threads_of(binding), kernel.per_thread)),
+        max(1, grid(threads_of(binding), kernel.per_thread, THREADS)),
         THREADS,
         [place.ptr for place in binding.arguments],
         binding.integers,
@@ -77,7 +77,7 @@ def simulated(binding: Binding) -> Launch:
     kernel = binding.op.kernel
     function = build.simulated_kernel(kernel, variant(binding))
     # Kernels may count on groups of THREADS threads, so as many threads run as on a GPU.
-    blocks = grid(threads_of(binding), kernel.per_thread) * (THREADS // SIMULATED_THREADS)
+    blocks = grid(threads_of(binding), kernel.per_thread, THREADS) * (THREADS // SIMULATED_THREADS)
 
     def launch(stream: int) -> None:
         from rangeops.kernels import cuda

@@ -49,23 +49,23 @@ def planned_span(op: OpSpec, operand: Operand, plan: MemoryPlan, part: str) -> R
     return span
 
 
-def given_span(op: OpSpec, operand: Operand, arena: Arena, given: Any) -> Range:
-    """Return what a caller named as a range (``plan.resolve``), its elements being the operand's.
+def named_span(op: OpSpec, operand: Operand, arena: Arena, named: Any) -> Range:
+    """Return the range that a caller names (``plan.resolve``), its elements being the operand's.
 
     Without a plan only bytes can be given, or a tensor's descriptor, which says its own.
     """
     label = f"{op.name}: range {operand.name}"
     if arena.plan is not None:
-        _check_elements(label, operand, arena.plan.holds(given))
-        return arena.plan.resolve(given, label)
-    if isinstance(given, DTensor):
-        _check_elements(label, operand, ((given.name, given.dtype),))
-        return given.span
-    pair = given if isinstance(given, tuple) else (given,)
-    if isinstance(given, str) or any(isinstance(end, Region) for end in pair):
-        what = "a tensor's name" if isinstance(given, str) else "a region"
+        _check_elements(label, operand, arena.plan.holds(named))
+        return arena.plan.resolve(named, label)
+    if isinstance(named, DTensor):
+        _check_elements(label, operand, ((named.name, named.dtype),))
+        return named.span
+    pair = named if isinstance(named, tuple) else (named,)
+    if isinstance(named, str) or any(isinstance(end, Region) for end in pair):
+        what = "a tensor's name" if isinstance(named, str) else "a region"
         raise PlanError(f"{label} got {what}, the arena has no plan; give bytes")
-    return Range.of(given, label)
+    return Range.of(named, label)
 
 
 def _check_elements(

@@ -22,7 +22,7 @@ from rangeops.launch.operands import (
     Resolved,
     check_span,
     check_together,
-    given_span,
+    named_span,
     planned_span,
 )
 from rangeops.launch.reference import decays_of, signature_of
@@ -44,20 +44,20 @@ def resolve(op: OpSpec, memory: Any, spans: Sequence[Any], arguments: Mapping[st
 
     """
     arena = as_arena(memory)
-    given = _take(op, spans, arguments)
-    values = given.pop("scalars", {})
-    values |= {name: given.pop(name) for name in op.hyper if name in given}
+    by_name = _take(op, spans, arguments)
+    values = by_name.pop("scalars", {})
+    values |= {name: by_name.pop(name) for name in op.hyper if name in by_name}
     for name, value in values.items():
         _check_scalar(op, name, value)
-    part, state = given.pop("part", "all"), given.pop("state", None)
+    part, state = by_name.pop("part", "all"), by_name.pop("state", None)
     if part not in ("all", "bias", "weight"):
         raise ValueError(f"{op.name}: part got {part!r}, expected 'all', 'bias' or 'weight'")
     raw = arena.plan is None or state is not None or bool(values)
     _check_raw(op, raw, part, lr="lr" in values or state is not None)
-    ranges = {o.name: given.pop(o.name) for o in op.operands if given.get(o.name) is not None}
-    options = _options(op, arena, raw, given)
-    flags = _flags(op, ranges, given)
-    flags |= _half(op, arena, flags, given.get("half"))
+    ranges = {o.name: by_name.pop(o.name) for o in op.operands if by_name.get(o.name) is not None}
+    options = _options(op, arena, raw, by_name)
+    flags = _flags(op, ranges, by_name)
+    flags |= _half(op, arena, flags, by_name.get("half"))
     resolved = _resolved(op, arena, ranges, flags, part)
     if op.kernel.count == "chunks":
         _check_whole(op, arena, resolved)
@@ -65,16 +65,16 @@ def resolve(op: OpSpec, memory: Any, spans: Sequence[Any], arguments: Mapping[st
         _check_settings(op, arena)
     fresh = raw and state is None
     state = _state(op, arena, raw, state)
-    step = given.get("step")
+    step = by_name.get("step")
     return Binding(op, arena, state, flags, resolved, options, raw, fresh, values, step)
 
 
 def _take(op: OpSpec, spans: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return all that was given by its name; scalars that are no hyper-parameters as "scalars"."""
+    """Return every argument by its name; scalars that are no hyper-parameters as "scalars"."""
     signature = signature_of(op)
     names = [o.name for o in op.operands]
     try:
-        given = dict(signature.bind(None, *spans, **arguments).arguments)
+        by_name = dict(signature.bind(None, *spans, **arguments).arguments)
     except TypeError:
         twice = [name for name in names[: len(spans)] if name in arguments]
         if twice:
@@ -82,15 +82,15 @@ def _take(op: OpSpec, spans: Sequence[Any], arguments: Mapping[str, Any]) -> dic
         else:
             message = f"got {len(spans)} ranges, expected at most {len(names)}"
         raise TypeError(f"{op.name}: {message}") from None
-    unknown = [name for name in given.get("scalars", {}) if name not in scalars.NAMES]
+    unknown = [name for name in by_name.get("scalars", {}) if name not in scalars.NAMES]
     if unknown:
         accepted = [n for n in signature.parameters if n not in ("arena", "scalars")]
         raise TypeError(
             f"{op.name}: got unknown {', '.join(unknown)}, expected {', '.join(accepted)} or "
             "another scalar of the plan"
         )
-    del given["arena"]
-    return given
+    del by_name["arena"]
+    return by_name
 
 
 def _check_scalar(op: OpSpec, name: str, value: float) -> None:
@@ -111,10 +111,10 @@ def _check_raw(op: OpSpec, raw: bool, part: str, lr: bool) -> None:
         )
 
 
-def _options(op: OpSpec, arena: Arena, raw: bool, given: dict[str, Any]) -> int:
+def _options(op: OpSpec, arena: Arena, raw: bool, by_name: dict[str, Any]) -> int:
     """Return the option word: defaults, what the optimizer wants by its nature, what is given."""
-    chosen = {name: bool(given.pop(name)) for name in op.options if name in given}
-    decay = given.pop("decay", None)
+    chosen = {name: bool(by_name.pop(name)) for name in op.options if name in by_name}
+    decay = by_name.pop("decay", None)
     if decay is not None:
         expected = decays_of(op)
         if decay not in expected:
@@ -189,11 +189,11 @@ def _check_whole(op: OpSpec, arena: Arena, resolved: Mapping[str, Resolved]) -> 
         )
 
 
-def _flags(op: OpSpec, ranges: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def _flags(op: OpSpec, ranges: Mapping[str, Any], by_name: Mapping[str, Any]) -> dict[str, Any]:
     """Return the compile-time choices but the half format; a range given switches its flag on."""
     flags = {name: values[0] for name, values in op.flags.items() if name != "half"}
     for name in flags:
-        value = given.get(name, flags[name])
+        value = by_name.get(name, flags[name])
         if value not in op.flags[name]:
             allowed = ", ".join(map(repr, op.flags[name]))
             raise ValueError(f"{op.name}: {name} got {value!r}, expected one of {allowed}")
@@ -234,7 +234,7 @@ def _resolved(
         part = "weight"
     for operand in _active(op, flags):
         if operand.name in ranges:
-            span = given_span(op, operand, arena, ranges[operand.name])
+            span = named_span(op, operand, arena, ranges[operand.name])
         elif arena.plan is not None and operand.series:
             span = planned_span(op, operand, arena.plan, part)
         elif any(o.instead_of == operand.name for o in _active(op, flags)):

@@ -88,3 +88,21 @@ def test_bad_shapes_are_refused(shape):
 def test_fractional_dimension_is_refused():
     with pytest.raises(TypeError, match="integer"):
         MemoryPlan().alloc_temp((2.5,), DType.FP32)
+
+
+def test_a_descriptor_is_known_by_what_it_was_announced_as():
+    one, two = (MemoryPlan(PlanConfig("none")) for _ in range(2))
+    a, b = (plan.parameter("w", "fc_weight", (3,)).weight for plan in (one, two))
+    one.finalize()
+    assert a.offset != b.offset and a == b and hash(a) == hash(b)
+    assert a != two.alloc_fc_weight((3,), "x")
+    assert a != MemoryPlan().parameter("w", "fc_weight", (4,)).weight
+
+
+def test_a_descriptor_says_where_it_lies_in_one_line():
+    plan = MemoryPlan(PlanConfig("none", half="bf16"))
+    half = plan.parameter("w", "fc_weight", (3, 4)).half_copy
+    assert repr(half) == "<DTensor w#A16: bf16 (3, 4), A_FC_WEIGHT, not placed yet>"
+    plan.finalize()
+    assert repr(half) == "<DTensor w#A16: bf16 (3, 4), A_FC_WEIGHT, at byte 512>"
+    assert half.span == (512, 256)

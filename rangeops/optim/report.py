@@ -1,7 +1,7 @@
 """report: norm, max-abs and count of non-finite values of weight and gradient, by parameter name.
 
-One read per range, results in the arena until they are read; ``Report.launches`` can ride in a
-captured graph.
+One read per range; results stay in the arena until they are read.  A graph takes ``Report.measure``
+or the report's ``launches``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Row:
 
 
 class Report:
-    """The report of one arena, bound; ``launches`` measure, ``read`` waits and returns.
+    """The report of one arena, bound: ``measure`` launches, ``read`` waits and returns.
 
     >>> from plan.models import mlp, plan_model
     >>> arena = Arena(plan_model(mlp((2, 2))), device="cpu")
@@ -53,16 +53,17 @@ class Report:
     """
 
     def __init__(self, arena: Arena, half_grad: bool | None = None) -> None:
-        if arena.plan is None or not arena.plan.weights():
+        plan = arena.plan
+        if plan is None or not plan.weights():
             raise PlanError(
                 "report: got an arena without planned parameters, expected a plan with some; "
                 "announce them with plan.parameter(...)"
             )
-        self.arena = arena
-        half = arena.plan.config.half is not None if half_grad is None else half_grad
-        trained = arena.plan.series_range("G").size > 0
+        self.arena, self._plan = arena, plan
+        half = plan.config.half is not None if half_grad is None else half_grad
+        trained = plan.series_range("G").size > 0
         weights = [
-            ops.tensor_stats.bind(arena, arena.plan.series_range("W")),
+            ops.tensor_stats.bind(arena, plan.series_range("W")),
             ops.fold_norms.bind(arena, of="weight_report"),
         ]
         gradients = [
@@ -71,6 +72,12 @@ class Report:
         ]
         self.launches = (*weights, *(gradients if trained else ()))
 
+    def __repr__(self) -> str:
+        """Return of how many parameters, and whether gradients are among it."""
+        count = len(self._plan.weights())
+        what = "weights and gradients" if len(self.launches) > 2 else "weights"
+        return f"<Report of {what} of {count} parameters on {self.arena.device}>"
+
     def measure(self, stream: Any = None) -> None:
         """Measure on ``stream`` (default: the framework's current one); waits for nothing."""
         for launch in self.launches:
@@ -78,12 +85,11 @@ class Report:
 
     def read(self) -> dict[str, Row]:
         """Return what the last measurement found, by parameter name; waits for the device."""
-        assert self.arena.plan is not None
-        found = [ops.read_sums(self.arena, of) for of in ("weight_report", "gradient_report")]
-        (w2, w_max, w_bad), (g2, g_max, g_bad) = found
+        sums = [ops.read_sums(self.arena, of) for of in ("weight_report", "gradient_report")]
+        (w2, w_max, w_bad), (g2, g_max, g_bad) = sums
         columns = (np.sqrt(w2), w_max, w_bad, np.sqrt(g2), g_max, g_bad)
         out = {}
-        for tensor, values in zip(self.arena.plan.weights(), np.array(columns).T, strict=True):
+        for tensor, values in zip(self._plan.weights(), np.array(columns).T, strict=True):
             a, b, c, d, e, f = values.tolist()
             out[tensor.name] = Row(tensor.name, a, b, int(c), d, e, int(f))
         return out
@@ -91,9 +97,9 @@ class Report:
 
 def report(arena: Arena) -> dict[str, Row]:
     """Measure weights and gradients of ``arena`` and return a row per parameter, by name."""
-    made = Report(arena)
-    made.measure()
-    return made.read()
+    bound = Report(arena)
+    bound.measure()
+    return bound.read()
 
 
 def table(rows: dict[str, Row]) -> str:

@@ -1,9 +1,9 @@
 """OptimizerStep: the whole step as a few bound launches, eager or in a graph.
 
-    check_nan     one read of all gradients: found_inf, first non-finite tensor, value clip
-                  (or grad_norm, fold_norms, total_norm: the same and the norms)
-    begin_step    step + 1, coefficients of block and rows, clip, loss scale; moves the flag
-    update        p, m, v, half copy, EMA, gradients cleared: one pass over the model
+    check     check_nan: one read of all gradients for found_inf, the first non-finite tensor and
+              the value clip (or grad_norm, fold_norms, total_norm: the same and the norms)
+    begin     begin_step: step + 1, coefficients of block and rows, clip, loss scale; moves the flag
+    update    p, m, v, half copy, EMA, gradients cleared: one pass over the model
 
 LARS puts ``trust_ratio`` before its update; LAMB's update is lamb_moments, fold_norms, trust_ratio,
 lamb.  Mixed precision with Adam, fp16 gradients and EMA moves 40 bytes a parameter.
@@ -11,10 +11,10 @@ lamb.  Mixed precision with Adam, fp16 gradients and EMA moves 40 bytes a parame
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
 
-from plan import OptimizerKind, PlanError
+from plan import MemoryPlan, OptimizerKind, PlanError
 from rangeops import ops
 from rangeops.arena.arena import Arena
 from rangeops.arena.groups import Groups
@@ -22,10 +22,14 @@ from rangeops.arena.status import Status
 from rangeops.launch.graph import Graph
 from rangeops.launch.launch import BoundLaunch
 from rangeops.launch.op import REGISTRY
+from rangeops.launch.reference import decays_of
+
+Update = Callable[[bool, bool], Iterable[BoundLaunch]]
+"""What binds the launches that move the weights, from half_grad and clear_grad."""
 
 
 class OptimizerStep:
-    """The optimizer of a plan, bound to its arena.
+    """The optimizer of a plan, bound to its arena; a graph takes it like any launch.
 
     >>> from plan import PlanConfig
     >>> from plan.models import mlp, plan_model
@@ -45,9 +49,18 @@ class OptimizerStep:
         clip_norm: clip the global norm at this; ``scalars.clip_norm`` changes it, 0 is off.
         norms: have ``scalars.grad_norm`` and ``ops.read_norms`` without clipping.
         decay: "l2" or "decoupled" where the optimizer has both.
+        update: what binds other launches to move the weights, from half_grad and clear_grad
+            (default: the optimizer's own, over all parameters).
         arguments: options (``bias_correction``, ``ema_warmup``, ``maximize``; LARS: ``nesterov``,
             ``lr_outside``, ``trust_clip``; LAMB: ``grad_averaging``, ``trust_clip``), and initial
             values of ``arena.scalars``.
+
+    Attributes:
+        check, begin, update: the launches that read the gradients, that turn hyper-parameters into
+            coefficients, and that move the weights; ``launches`` is the three one after the other.
+        accumulate: the launch for after each micro-batch, None unless asked for.
+        half_grad: whether the step reads half gradients.
+        norms: whether the step takes the gradients' norms.
 
     Raises:
         PlanError: no plan, or no trainable parameters.
@@ -67,77 +80,96 @@ class OptimizerStep:
         clip_norm: float | None = None,
         norms: bool = False,
         decay: str | None = None,
+        update: Update | None = None,
         **arguments: Any,
     ) -> None:
-        plan = arena.plan
-        if plan is None or plan.config.kind is OptimizerKind.NONE or not plan.weights():
-            raise PlanError(
-                "OptimizerStep: got an arena without trainable parameters, expected a plan for an "
-                "optimizer; use PlanConfig('adamw', ...) and plan.parameter(...)"
-            )
-        kind, half = plan.config.kind, plan.config.half is not None
-        if accumulate and not half:
+        plan = _trainable(arena)
+        half = plan.config.half
+        if accumulate and half is None:
             raise PlanError(
                 "OptimizerStep: accumulate got True, the plan has no half gradients; FP32 "
                 "gradients add up where they lie, leave it out"
             )
-        adapts = ("trust_clip",) if "N" in kind.series else ()
-        allowed = (*REGISTRY[kind.label].options, *adapts, "ema_warmup")
-        self._options = {name: arguments.pop(name) for name in allowed if name in arguments}
+        self.arena, self._plan, self._kind = arena, plan, plan.config.kind
+        self.half_grad = half is not None and not accumulate
+        self.norms = norms or clip_norm is not None
+        self._options = self._taken_from(arguments, decay)
         clips = {"clip_value": clip_value, "clip_norm": clip_norm}
         arena.scalars.set(**arguments, **{n: v for n, v in clips.items() if v is not None})
-        self.arena = arena
         self.groups = Groups(arena)
-        self._kind = kind
-        self.half_grad = half and not accumulate
-        self.launches: tuple[BoundLaunch, ...] = (
-            *self._look(check, clip_value is not None, clip_norm is not None or norms),
-            ops.begin_step.bind(
-                arena,
-                loss_scaling=plan.config.half == "fp16" if scaling is None else scaling,
-                global_norm=clip_norm is not None or norms,
-                **{n: v for n, v in self._options.items() if n in ops.begin_step.options},
-            ),
-            *self._update(clear_grad, half, {} if decay is None else {"decay": decay}),
-        )
+        check = half is not None if check is None else check
+        self.check = tuple(self._check(check, clip_value is not None))
+        self.begin = (self._begin(half == "fp16" if scaling is None else scaling),)
+        self.update = tuple((update or self._update)(self.half_grad, clear_grad))
+        self.launches = (*self.check, *self.begin, *self.update)
         self.accumulate = ops.accumulate_grad.bind(arena) if accumulate else None
         self._status = Status(arena)
 
-    def _look(self, check: bool | None, clip: bool, norms: bool) -> list[BoundLaunch]:
-        """Return the launches that read the gradients before the step begins."""
-        arena, lars = self.arena, self._kind is OptimizerKind.LARS
-        assert arena.plan is not None
-        if check is None:
-            check = arena.plan.config.half is not None
-        out = []
-        if clip or (check and not norms and not lars):
-            out.append(ops.check_nan.bind(arena, clip=clip, half_grad=self.half_grad))
-        if norms or lars:
-            out.append(ops.grad_norm.bind(arena, weights=lars, half_grad=self.half_grad))
-            out.append(ops.fold_norms.bind(arena, of="lars" if lars else "gradient"))
-        if norms:
-            out.append(ops.total_norm.bind(arena))
-        return out
-
-    def _update(self, clear_grad: bool, half: bool, decay: dict[str, Any]) -> list[BoundLaunch]:
-        """Return the launches that move the weights; a sharded step has others."""
-        arena, kind = self.arena, self._kind
-        assert arena.plan is not None
-        gradients = {"half_grad": self.half_grad, "clear_grad": clear_grad}
-        out = []
-        if kind is OptimizerKind.LAMB:
-            out.append(ops.lamb_moments.bind(arena, **gradients))
-            out.append(ops.fold_norms.bind(arena, of="lamb"))
-        if kind in (OptimizerKind.LARS, OptimizerKind.LAMB):
-            chosen = {n: v for n, v in self._options.items() if n in ops.trust_ratio.options}
-            out.append(ops.trust_ratio.bind(arena, kind=kind.label, **chosen))
-        fused = {} if kind is OptimizerKind.LAMB else gradients
-        out.append(
-            REGISTRY[kind.label].bind(
-                arena, half_copy=half, ema=arena.plan.config.ema, **fused, **decay
-            )
+    def __repr__(self) -> str:
+        """Return the optimizer, halves and EMA, the launches, and what a step moves."""
+        names = ", ".join(launch.binding.op.name for launch in self.launches)
+        what = self._plan.config.half or "fp32"
+        what += ", ema" if self._plan.config.ema else ""
+        return (
+            f"<OptimizerStep of {self._kind.label} ({what}) on {self.arena.device}: {names}; "
+            f"{self.nbytes:,} bytes a step>"
         )
-        return out
+
+    def _taken_from(self, arguments: dict[str, Any], decay: str | None) -> dict[str, Any]:
+        """Take the options out of ``arguments``, which leaves initial values of scalars there."""
+        op = REGISTRY[self._kind.label]
+        adapts = ("trust_clip",) if "N" in self._kind.series else ()
+        allowed = (*op.options, *adapts, "ema_warmup")
+        options = {name: arguments.pop(name) for name in allowed if name in arguments}
+        if decay is not None:
+            known = decays_of(op)
+            if decay not in known:
+                raise ValueError(
+                    f"OptimizerStep: decay got {decay!r}, {op.name} has "
+                    f"{' and '.join(map(repr, known)) or 'none'}; leave it out, or plan another "
+                    "optimizer"
+                )
+            options["decay"] = decay
+        return options
+
+    def _chosen(self, op: Any) -> dict[str, Any]:
+        """Return those of the options that an op takes."""
+        return {name: value for name, value in self._options.items() if name in op.options}
+
+    def _check(self, check: bool, clip: bool) -> Iterator[BoundLaunch]:
+        """Bind what reads the gradients before the step begins."""
+        arena, lars = self.arena, self._kind is OptimizerKind.LARS
+        if clip or (check and not self.norms and not lars):
+            yield ops.check_nan.bind(arena, clip=clip, half_grad=self.half_grad)
+        if self.norms or lars:
+            yield ops.grad_norm.bind(arena, weights=lars, half_grad=self.half_grad)
+            yield ops.fold_norms.bind(arena, of="lars" if lars else "gradient")
+        if self.norms:
+            yield ops.total_norm.bind(arena)
+
+    def _begin(self, scaling: bool) -> BoundLaunch:
+        """Bind what turns hyper-parameters into coefficients; the kind of decay is one of them."""
+        chosen = self._chosen(ops.begin_step)
+        if "decay" in self._options:
+            chosen["decay"] = self._options["decay"]
+        return ops.begin_step.bind(
+            self.arena, loss_scaling=scaling, global_norm=self.norms, **chosen
+        )
+
+    def _update(self, half_grad: bool, clear_grad: bool) -> Iterator[BoundLaunch]:
+        """Bind what moves all weights."""
+        arena, kind, config = self.arena, self._kind, self._plan.config
+        gradients: dict[str, Any] = {"half_grad": half_grad, "clear_grad": clear_grad}
+        if kind is OptimizerKind.LAMB:
+            yield ops.lamb_moments.bind(arena, **gradients)
+            yield ops.fold_norms.bind(arena, of="lamb")
+        if kind in (OptimizerKind.LARS, OptimizerKind.LAMB):
+            chosen = self._chosen(ops.trust_ratio)
+            whose: Literal["lars", "lamb"] = "lars" if kind is OptimizerKind.LARS else "lamb"
+            yield ops.trust_ratio.bind(arena, kind=whose, **chosen)
+        fused = {} if kind is OptimizerKind.LAMB else gradients
+        half_copy = config.half is not None
+        yield REGISTRY[kind.label].bind(arena, half_copy=half_copy, ema=config.ema, **fused)
 
     @property
     def nbytes(self) -> int:
@@ -150,7 +182,7 @@ class OptimizerStep:
             launch(stream)
 
     def status(self, stream: Any = None) -> Status:
-        """Ask for step, skipped steps, scale and norm as of now; see ``Status``, waits not here."""
+        """Ask for step, skipped steps, scale and norm as of now; does not wait, see ``Status``."""
         self._status.post(stream)
         return self._status
 
@@ -164,4 +196,15 @@ class OptimizerStep:
 
         Hyper-parameters, group multipliers and the loss scale may change between replays.
         """
-        return Graph(self.arena, [*before, *self.launches, *after] * steps)
+        return Graph(self.arena, [*before, self, *after] * steps)
+
+
+def _trainable(arena: Arena) -> MemoryPlan:
+    """Return the plan of an arena, refusing one that trains nothing."""
+    plan = arena.plan
+    if plan is None or plan.config.kind is OptimizerKind.NONE or not plan.weights():
+        raise PlanError(
+            "OptimizerStep: got an arena without trainable parameters, expected a plan for an "
+            "optimizer; use PlanConfig('adamw', ...) and plan.parameter(...)"
+        )
+    return plan

@@ -11,63 +11,66 @@ all-reduce FP32 8f;  reduce-scatter FP32 and all-gather of half copies 6f;  both
 Update traffic of Adam 30 and 30/n;  state in use 20 and 8 + 12/n:
 
     n                            2          8          64         1024
-    wire                       4 / 3    7 / 5.25   7.88 / 5.91  7.99 / 5.99
+    sent                       4 / 3    7 / 5.25   7.88 / 5.91  7.99 / 5.99
     update traffic            30 / 15   30 / 3.75   30 / 0.47    30 / 0.03
     state in use              20 / 14   20 / 9.5    20 / 8.19    20 / 8.01
 
 ``Arena(plan, unmapped=shard.unmapped(masters=True))`` takes memory for the state in use only.
 
-Past two hosts the wire is the limit: at 64 ranks and 50 GB/s a rank, GPT-2 124M exchanges 0.98 GB,
-20 ms, beside an update of 1.2 ms; so reduce what goes over it (16 bits, sharded: half), overlap the
-two buckets with the backward pass, and use trees within hosts, as NCCL does.  Sums of 16 bits
-lose digits with n (mean off by 2e-4 at 2 ranks, 4e-3 at 1,024).  Rank 0's star of sockets carries
-only signs of life then: 1,023 connections, one thread.
+Past two hosts the network is the limit: by the table, GPT-2 124M on 64 ranks sends 0.98 GB a rank
+and step, 20 ms at 50 GB/s.  So send less (16 bits, sharded: half), overlap the two buckets with the
+backward pass, and use trees within hosts, as NCCL does.  Sums of 16 bits lose digits as the number
+of ranks grows.  The connections to rank 0 carry only signs of life then, all in one thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from plan import OptimizerKind, PlanError, Range, Region
 from rangeops import ops
 from rangeops.arena.arena import Arena
+from rangeops.device.base import Launchable
 from rangeops.launch.graph import Graph
 from rangeops.launch.launch import BoundLaunch
 from rangeops.launch.op import REGISTRY
 from rangeops.optim.step import OptimizerStep
-from rangeops.ranks.communicators.sockets import Call
+from rangeops.ranks.communicators import Call
 from rangeops.ranks.group import Ranks, same_schedule
 from rangeops.ranks.shard import Shard
 
 
 class _RanksStep:
-    """What both have: a step of one rank, and the collectives around it.
-
-    The launches of ``step`` up to ``begin_step`` look at gradients, those from it on move weights.
-    """
+    """What both have: the optimizer step of one rank, and the collectives around its parts."""
 
     def __init__(self, ranks: Ranks, step: OptimizerStep) -> None:
         self.ranks, self.arena, self.step = ranks, ranks.arena, step
         self.groups, self.status = step.groups, step.status
-        names = [launch.binding.op.name for launch in step.launches]
-        begin = names.index("begin_step")
-        self._look, self._move = step.launches[:begin], step.launches[begin:]
-        self._checks = any(name in ("check_nan", "grad_norm") for name in names)
-        self.launches: tuple[Callable[..., Any], ...] = ()
+        self.launches: tuple[Launchable, ...] = ()
+
+    def __repr__(self) -> str:
+        """Return the optimizer, the rank, and how much runs a step."""
+        kind, world = self.ranks.plan.config.kind.label, self.ranks.world
+        return (
+            f"<{type(self).__name__} of {kind} on {self.arena.device}: rank {world.rank} of "
+            f"{world.size}, {len(self.launches)} launches and collectives a step>"
+        )
 
     def _metrics(self) -> Call:
         """Return the sum of loss, top1 and top5."""
         return self.ranks.call("all_reduce", Region.R_RESULT, "sum")
 
-    def _mean_metrics(self) -> Callable[..., Any]:
+    def _mean_metrics(self) -> Launchable:
+        """Divide the sums of loss, top1 and top5 by the number of ranks."""
         return ops.average.bind(self.arena, x=self.ranks.plan.range(Region.R_RESULT))
 
-    def _agreement(self) -> list[Callable[..., Any]]:
-        """One flag for all: any rank's non-finite gradient skips the step on all."""
+    def _agreement(self) -> list[Launchable]:
+        """Make one flag for all: any rank's non-finite gradient skips the step on all."""
         offset, _ = self.ranks.plan.scalar("found_inf")
-        agree = self.ranks.all_reduce_max(Range(offset, 4))
-        return [*([agree] if self._checks else []), self.ranks.poison()]
+        agree = [self.ranks.all_reduce_max(Range(offset, 4))] if self.step.check else []
+        return [*agree, self.ranks.poison()]
 
     def __call__(self, stream: Any = None) -> None:
         """Run one step on ``stream`` (default: the framework's current one); every rank does.
@@ -88,7 +91,8 @@ class _RanksStep:
         self.ranks.graphs.append(graph)
         return graph
 
-    def _bind(self, *launches: Callable[..., Any]) -> None:
+    def _bind(self, *launches: Launchable) -> None:
+        """Keep what a step runs, which has to be the same on all ranks."""
         self.launches = launches
         same_schedule(self.ranks.world, launches)
 
@@ -116,37 +120,31 @@ class ReplicatedStep(_RanksStep):
         self._bind(
             ranks.bind(*calls),
             self._mean_metrics(),
-            *self._look,
+            *self.step.check,
             *self._agreement(),
-            *self._move,
+            *self.step.begin,
+            *self.step.update,
         )
 
 
-class _ShardUpdate(OptimizerStep):
-    """An OptimizerStep whose update is the own shard's, and at rank 0 that of biases and norms."""
-
-    def __init__(self, shard: Shard, arena: Arena, **arguments: Any) -> None:
-        self._shard = shard
-        super().__init__(arena, **arguments)
-
-    def _update(self, clear_grad: bool, half: bool, decay: dict[str, Any]) -> list[BoundLaunch]:
-        plan, shard = self.arena.plan, self._shard
-        assert plan is not None
-        op, ema = REGISTRY[plan.config.kind.label], plan.config.ema
-        spans = {"p": shard.mine("W"), "g": shard.mine("G")}
-        spans |= {name.lower(): shard.mine(name) for name in plan.config.kind.series}
-        if ema:
-            spans["e"] = shard.mine("E")
-        if half:
-            spans["a"] = shard.mine("A")
-        if self.half_grad:
-            spans["h"] = shard.mine("G", half=True)
-        out = []
-        if spans["p"].size:
-            out.append(op.bind(self.arena, **spans, clear_grad=clear_grad, **decay))
-        if half and shard.rank == 0:
-            out.append(op.bind(self.arena, part="bias", ema=ema, clear_grad=clear_grad, **decay))
-        return out
+def _shard_update(
+    arena: Arena, shard: Shard, half_grad: bool, clear_grad: bool
+) -> Iterator[BoundLaunch]:
+    """Bind the update of the own shard, and at rank 0 that of biases and norms."""
+    config = arena.planned("ShardedStep").config
+    op, half = REGISTRY[config.kind.label], config.half is not None
+    spans = {"p": shard.mine("W"), "g": shard.mine("G")}
+    spans |= {name.lower(): shard.mine(name) for name in config.kind.series}
+    if config.ema:
+        spans["e"] = shard.mine("E")
+    if half:
+        spans["a"] = shard.mine("A")
+    if half_grad:
+        spans["h"] = shard.mine("G", half=True)
+    if spans["p"].size:
+        yield op.bind(arena, **spans, clear_grad=clear_grad)
+    if half and shard.rank == 0:
+        yield op.bind(arena, part="bias", ema=config.ema, clear_grad=clear_grad)
 
 
 class ShardedStep(_RanksStep):
@@ -180,21 +178,22 @@ class ShardedStep(_RanksStep):
                 "use ReplicatedStep"
             )
         self.shard = Shard(ranks.plan, ranks.world.rank, ranks.world.size)
-        super().__init__(ranks, _ShardUpdate(self.shard, ranks.arena, **arguments))
-        begin, *update = self._move
+        update = partial(_shard_update, ranks.arena, self.shard)
+        super().__init__(ranks, OptimizerStep(ranks.arena, update=update, **arguments))
         self._bind(
             self._reduce(),
             self._mean_metrics(),
             *self._forget(),
-            *self._look,
+            *self.step.check,
             *self._norms(),
             *self._agreement(),
-            begin,
-            *update,
+            *self.step.begin,
+            *self.step.update,
             self._weights(),
         )
 
-    def _reduce(self) -> Callable[..., Any]:
+    def _reduce(self) -> Launchable:
+        """Bring every shard of the sum of gradients to its owner, the rest and metrics to all."""
         ranks, shard, half = self.ranks, self.shard, self.step.half_grad
         rest = shard.span("G", shard.shared, shard.numel, half)
         calls = [
@@ -206,21 +205,21 @@ class ShardedStep(_RanksStep):
             calls.append(ranks.call("all_reduce", ranks.plan.series_range("G", "bias"), "sum"))
         return ranks.bind(*calls)
 
-    def _forget(self) -> list[Callable[..., Any]]:
-        """Clear the gradients that are others': nobody reads them, and checks and norms add up."""
+    def _forget(self) -> list[Launchable]:
+        """Clear the gradients of others' shards: checks and norms see the own ones alone."""
         spans = self.shard.others("G", self.step.half_grad)
         return [ops.clear.bind(self.arena, span) for span in spans]
 
-    def _norms(self) -> list[Callable[..., Any]]:
+    def _norms(self) -> list[Launchable]:
         """Add the norms' sums over ranks, so that tensors across a border are whole."""
-        if not any(launch.binding.op.name == "fold_norms" for launch in self._look):
+        if not self.step.norms:
             return []
         sums = self.ranks.plan.tensors["norm.sums"]
         folds = self.ranks.plan.tensors["norm.folds"].numel - 1
         add = self.ranks.call("all_reduce", Range(sums.offset, 8 * folds), "sum", dtype="fp64")
         return [self.ranks.bind(add), ops.total_norm.bind(self.arena)]
 
-    def _gather(self, *series: str) -> Callable[..., Any]:
+    def _gather(self, *series: str) -> Launchable:
         """Return the exchange of shards of series, the rest from the last rank, biases from 0."""
         ranks, shard = self.ranks, self.shard
         calls = []
@@ -233,14 +232,15 @@ class ShardedStep(_RanksStep):
                 calls.append(ranks.call("broadcast", bias, root=0))
         return ranks.bind(*calls)
 
-    def _weights(self) -> Callable[..., Any]:
+    def _weights(self) -> Launchable:
+        """Return the exchange of the weights that the forward pass reads."""
         return self._gather("A" if self.shard.half else "W")
 
     def gather_weights(self) -> None:
-        """Bring everyone's weights from their owners, as the forward pass reads them.
+        """Bring all weights from their owners, as the forward pass reads them.
 
-        With halves the own masters are rounded first.  Every rank calls it, once own intervals
-        were written: at the start with masters in unmapped, or from a checkpoint a rank.
+        With halves the own masters are rounded first.  Every rank calls it once its own intervals
+        are written: at the start if masters are unmapped, or after loading a checkpoint by rank.
         """
         shard = self.shard
         if shard.half and shard.mine("W").size:
@@ -251,7 +251,7 @@ class ShardedStep(_RanksStep):
         """Bring every rank's masters, moments and averages up to date; every rank calls it.
 
         Raises:
-            PlanError: the arena has unmapped where they would go.
+            PlanError: the arena has no memory where they would go, see ``Shard.unmapped``.
 
         """
         config = self.ranks.plan.config

@@ -18,7 +18,7 @@ from bench.rows import row
 from plan import PlanConfig, Range
 from plan.models import MODELS, plan_model
 from rangeops import Arena, write_kept
-from rangeops.ranks import Call, Ranks, ReplicatedStep, Shard, ShardedStep, World, place
+from rangeops.ranks import Call, Ranks, ReplicatedStep, Shard, ShardedStep, World, rank_info
 
 MODELS_TIMED = ("resnet50", "gpt2")
 BUCKET = 25 << 20
@@ -83,7 +83,7 @@ def _torch_buckets(model: str, nbytes: int, world: World, mine: float) -> Iterat
     import torch
     from torch import distributed
 
-    where = world.place
+    where = world.info
     distributed.init_process_group(
         "nccl",
         init_method=f"tcp://{where.address}:{where.port + 1}",
@@ -122,7 +122,7 @@ def _steps(model: str, world: World, timer: _Timer) -> Iterator[dict[str, Any]]:
             unmapped = shard.unmapped(masters=True) if sharded else []
             gc.collect()
             before = runtime.memGetInfo()[0]
-            arena = Arena(plan, world.place.device, unmapped=unmapped)
+            arena = Arena(plan, world.info.device, unmapped=unmapped)
             weight = before - runtime.memGetInfo()[0]
             for tensor in plan.weights():
                 write_kept(arena, tensor, 1e-2)
@@ -142,7 +142,7 @@ def main() -> int:
     """Run as one rank; rank 0 prints its rows."""
     import cupy
 
-    where = place()
+    where = rank_info()
     device = where.take_device()
     stream = cupy.cuda.Stream(non_blocking=True)
     with World(where) as world:

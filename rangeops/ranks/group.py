@@ -15,21 +15,17 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
-from plan import MemoryPlan, PlanError, Range, Region, digest, first_difference, from_json, to_json
+from plan import MemoryPlan, PlanError, Region, digest, first_difference, from_json, to_json
 from rangeops import ops
 from rangeops.arena.arena import Arena
+from rangeops.device.base import Launchable
 from rangeops.device.streams import handle_of
 from rangeops.launch.graph import Graph
-from rangeops.ranks.communicators.sockets import (
-    NUMPY,
-    Call,
-    Communicator,
-    CpuCommunicator,
-    RankMismatch,
-)
+from rangeops.ranks import communicators
+from rangeops.ranks.communicators import NUMPY, Call, RankMismatch
 from rangeops.ranks.world import World
 
 
@@ -40,12 +36,13 @@ def same_plan(world: World, plan: MemoryPlan) -> None:
         PlanError: on every rank, with the first difference.
 
     """
-    found = world.exchange(digest(plan))
-    if len(set(found)) == 1:
+    digests = world.exchange(digest(plan))
+    if len(set(digests)) == 1:
         return
-    texts = world.exchange(to_json(plan) if found[world.rank] != found[0] or not world.rank else "")
+    mine = digests[world.rank] != digests[0] or world.rank == 0
+    texts = world.exchange(to_json(plan) if mine else "")
     for rank, text in enumerate(texts):
-        if found[rank] != found[0]:
+        if digests[rank] != digests[0]:
             what = first_difference(from_json(texts[0]), from_json(text))
             raise PlanError(
                 f"ranks: the plan of rank 0 differs from that of rank {rank}: {what}; "
@@ -53,14 +50,14 @@ def same_plan(world: World, plan: MemoryPlan) -> None:
             )
 
 
-def same_schedule(world: World, calls: Iterable[Callable[..., Any]]) -> None:
+def same_schedule(world: World, launches: Iterable[Launchable]) -> None:
     """Refuse ranks whose steps call different collectives: on a GPU they would wait for ever.
 
     Raises:
         RankMismatch: on every rank, with the first difference.
 
     """
-    mine = [str(call) for some in calls for call in getattr(some, "calls", ())]
+    mine = [str(call) for launch in launches for call in getattr(launch, "calls", ())]
     first, *others = world.exchange(mine)
     for rank, other in enumerate(others, 1):
         for one, two in itertools.zip_longest(first, other, fillvalue="nothing"):
@@ -79,13 +76,15 @@ class Collective:
 
     """
 
-    on_stream = True
-
     def __init__(self, ranks: Ranks, calls: tuple[Call, ...]) -> None:
         self._ranks, self.calls = ranks, tuple(c for c in calls if c.count)
         arena = ranks.arena
         self._views = [arena.view(c.span, NUMPY[c.dtype]) for c in self.calls]
         self._label = ", ".join(map(str, self.calls))
+
+    def __repr__(self) -> str:
+        """Return what is exchanged, among how many."""
+        return f"<collective of {self._ranks.world.size} ranks: {self._label or 'nothing'}>"
 
     def __call__(self, stream: Any = None) -> None:
         """Run on ``stream`` (default: the framework's current one)."""
@@ -101,13 +100,15 @@ class Collective:
 class InTurn:
     """Launches and collectives one after the other."""
 
-    on_stream = True
-
-    def __init__(self, *calls: Callable[..., Any]) -> None:
+    def __init__(self, *calls: Launchable) -> None:
         self._calls = calls
 
+    def __repr__(self) -> str:
+        """Return what runs, in order."""
+        return f"<in turn: {', '.join(map(repr, self._calls))}>"
+
     def __call__(self, stream: Any = None) -> None:
-        """Run all on ``stream``."""
+        """Run all on ``stream`` (default: the framework's current one)."""
         for call in self._calls:
             call(stream)
 
@@ -115,45 +116,44 @@ class InTurn:
 class Ranks:
     """The collectives of one arena with the same arena of every other rank.
 
-    Every rank makes it at the same time and binds and calls the same in the same order.  On a GPU
-    they go by NCCL (the extra ``nccl``), on the CPU by sockets.
+    Every rank makes it at the same time, and binds and calls the same in the same order.
 
     Args:
         arena: a planned arena.
         world: the ranks.
+        communicator: the engine that moves the data, a file of ``rangeops.ranks.communicators``:
+            "nccl" (the extra ``nccl``) or "sockets"; None for NCCL between GPUs, else sockets.
 
     Raises:
         PlanError: no plan, or ranks with different layouts (S33).
+        ValueError: an engine that there is not, or not for this arena.
+        RankMismatch: ranks that name different engines.
 
     """
 
-    def __init__(self, arena: Arena, world: World) -> None:
-        if arena.plan is None:
-            raise PlanError("Ranks: got an arena without a plan, expected a planned one")
-        self.arena, self.world, self.plan = arena, world, arena.plan
+    def __init__(self, arena: Arena, world: World, communicator: str | None = None) -> None:
+        self.arena, self.world, self.plan = arena, world, arena.planned("Ranks")
         self.number = 0
         self.graphs: list[Graph] = []
+        self._current = arena.backend.stream_reader(arena.framework)
         same_plan(world, self.plan)
-        self.communicator: Communicator = self._made()
+        self._engine = communicator or communicators.default_engine(world, arena)
+        self.communicator = communicators.connect(self._engine, world, arena)
         arena.scalars.ranks = float(world.size)
 
-    def _made(self) -> Communicator:
-        if not self.arena.on_gpu or self.world.size == 1:
-            return CpuCommunicator(self.world)
-        from rangeops.ranks.communicators.nccl import NcclCommunicator
-
-        return NcclCommunicator(self.world, self.arena)
+    def __repr__(self) -> str:
+        """Return the rank, the engine and the device."""
+        world, where = self.world, self.arena.device
+        return f"<Ranks: rank {world.rank} of {world.size} by {self._engine} on {where}>"
 
     def handle(self, stream: Any) -> int:
-        """Return a stream's raw handle, the current one's for None, 0 on the CPU."""
-        if not self.arena.on_gpu:
-            return 0
-        return self.arena.current_stream() if stream is None else handle_of(stream)
+        """Return a stream's raw handle, the current one's for None."""
+        return self._current() if stream is None else handle_of(stream)
 
     def call(
         self, name: str, span: Any, op: str = "", root: int = 0, dtype: str | None = None
     ) -> Call:
-        """Return the call of a collective on a range, a region, or a pair of regions.
+        """Return the call of a collective on what ``plan.resolve`` takes as a range.
 
         The element type is the plan's there, unless ``dtype`` says otherwise (norms are "fp64").
 
@@ -162,33 +162,23 @@ class Ranks:
             ValueError: a scatter or gather that does not divide among the ranks.
 
         """
-        if isinstance(span, Region):
-            span = self.plan.range(span)
-        elif isinstance(span, tuple) and isinstance(span[0], Region):
-            span = self.plan.range(*span)
-        span = Range(*span)
-        tensors = [
-            t
-            for t in self.plan
-            if t.offset < span.end and t.offset + t.slot_bytes > span.base_offset
-        ]
-        kinds = sorted({t.dtype.label for t in tensors})
+        span = self.plan.resolve(span, name)
+        tensors = self.plan.tensors_at(span)
         names = list(dict.fromkeys(t.region.name for t in tensors))
         label = "..".join(dict.fromkeys((names[0], names[-1]))) if names else "nothing"
-        if dtype is not None:
-            kinds = [dtype]
+        kinds = sorted({t.dtype.label for t in tensors}) if dtype is None else [dtype]
         if span.size and (len(kinds) != 1 or kinds[0] not in NUMPY):
             raise PlanError(
                 f"{name}: range {label} holds {', '.join(kinds) or 'no tensor'}, expected one of "
                 f"{', '.join(NUMPY)}; give regions of one type"
             )
-        found = Call(name, span, kinds[0] if kinds else "fp32", op, root, label)
-        if name in ("reduce_scatter", "all_gather") and found.count % self.world.size:
+        call = Call(name, span, kinds[0] if kinds else "fp32", op, root, label)
+        if name in ("reduce_scatter", "all_gather") and call.count % self.world.size:
             raise ValueError(
-                f"{name}: {label} holds {found.count} elements, expected a multiple of "
+                f"{name}: {label} holds {call.count} elements, expected a multiple of "
                 f"{self.world.size} ranks; give a range that divides"
             )
-        return found
+        return call
 
     def bind(self, *calls: Call) -> Collective:
         """Return calls as one group."""
@@ -205,7 +195,7 @@ class Ranks:
     def all_reduce_mean(self, span: Any) -> InTurn:
         """Bind the mean over ranks of a range, in place.
 
-        FP32 is divided behind the sum; 16 bits before it, since a sum of 16 bits may overflow where
+        FP32 is divided after the sum; 16 bits before it, since a sum of 16 bits may overflow where
         the mean does not, and NCCL's own average of them is biased.
         """
         call = self.call("all_reduce", span, "sum")
@@ -230,23 +220,22 @@ class Ranks:
         """Bind the exchange of a range of which rank r has the r-th of n shards."""
         return self.bind(self.call("all_gather", span))
 
-    def poison(self) -> Callable[..., Any]:
+    def poison(self) -> Launchable:
         """Bind the copy of the poison word to the device, behind collectives and before a step."""
         ptr = self.arena.ptr_at(self.plan.scalar("poisoned")[0])
 
         def run(stream: Any = None) -> None:
             self.communicator.copy_poison(ptr, self.handle(stream))
 
-        run.on_stream = True  # type: ignore[attr-defined]
         return run
 
     def same_bits(self, span: Any) -> bool:
-        """Return whether a range holds the same bytes on all ranks; every rank asks."""
-        found = hashlib.sha256(self.arena.read(self.call("broadcast", span).span).tobytes())
-        return len(set(self.world.exchange(found.hexdigest()))) == 1
+        """Return whether a range holds the same bytes on all ranks; every rank calls it."""
+        content = self.arena.read(self.plan.resolve(span, "same_bits")).tobytes()
+        return len(set(self.world.exchange(hashlib.sha256(content).hexdigest()))) == 1
 
     def close(self) -> None:
-        """Destroy the graphs of steps, for which NCCL would wait, then the communicator.
+        """Destroy the steps' graphs, for which NCCL would wait, then the communicator.
 
         Every rank calls it.
         """

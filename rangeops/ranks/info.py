@@ -1,4 +1,4 @@
-"""RankInfo: which rank this process is, of how many, where they meet, and the GPU it takes.
+"""RankInfo: which rank this process is, of how many, where rank 0 listens, and the GPU it takes.
 
 In this order: explicit arguments; RANK, WORLD_SIZE, LOCAL_RANK (torchrun, or set by hand);
 OMPI_COMM_WORLD_*; PMI_*; SLURM_*; else one process.  MASTER_ADDR says where rank 0 listens
@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rangeops.device import find
 from rangeops.device.streams import gpu_count
 
 SOURCES = (
@@ -28,14 +29,14 @@ DEFAULT_PORT = 29521
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One rank's place among all.
+    """One rank among all.
 
     Attributes:
         rank: 0 .. size - 1.
         size: number of ranks.
         local_rank: number among the ranks of this host; the GPU to take.
         address, port: where rank 0 listens.
-        restart: how often all ranks were started anew.
+        restart: how many times all ranks have been restarted.
 
     """
 
@@ -70,49 +71,48 @@ class RankInfo:
     def take_device(self) -> str:
         """Make this rank's GPU the current one, and return its name, "cpu" where there is none."""
         device = self.device
-        if device != "cpu":
-            import cupy
-
-            cupy.cuda.Device(int(device.partition(":")[2])).use()
+        find(device).use()
         return device
 
 
-def place(environment: Mapping[str, str] | None = None) -> RankInfo:
-    """Return this process's place as its starter tells it by environment variables.
+def rank_info(environment: Mapping[str, str] | None = None) -> RankInfo:
+    """Return this process's rank as its starter tells it by environment variables.
 
-    >>> place({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500"})
+    >>> rank_info({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_PORT": "29500"})
     RankInfo(rank=1, size=2, local_rank=1, address='127.0.0.1', port=29501, restart=0)
 
     Raises:
-        ValueError: half a set of variables, or one that is no number.
+        ValueError: rank or number of ranks without the other, or a value that is no number.
 
     """
-    given = os.environ if environment is None else environment
+    variables = os.environ if environment is None else environment
     port = DEFAULT_PORT
-    if "MASTER_PORT" in given:
-        port = _number(given, "MASTER_PORT") + 1
-    if "RANGEOPS_PORT" in given:
-        port = _number(given, "RANGEOPS_PORT")
-    address = given.get("MASTER_ADDR", "127.0.0.1")
+    if "MASTER_PORT" in variables:
+        port = _number(variables, "MASTER_PORT") + 1
+    if "RANGEOPS_PORT" in variables:
+        port = _number(variables, "RANGEOPS_PORT")
+    address = variables.get("MASTER_ADDR", "127.0.0.1")
     again = "TORCHELASTIC_RESTART_COUNT"
-    restart = _number(given, again) if again in given else 0
+    restart = _number(variables, again) if again in variables else 0
     for names in SOURCES:
-        found = [name for name in names[:2] if name in given]
-        if len(found) == 1:
-            (missing,) = set(names[:2]) - set(found)
+        present = [name for name in names[:2] if name in variables]
+        if len(present) == 1:
+            (missing,) = set(names[:2]) - set(present)
             raise ValueError(
-                f"ranks: got {found[0]} without {missing}, expected both; set the two, or neither "
-                "for one process"
+                f"ranks: got {present[0]} without {missing}, expected both; set the two, or "
+                "neither for one process"
             )
-        if found:
-            rank, size = (_number(given, name) for name in names[:2])
-            local = _number(given, names[2]) if names[2] in given else rank
+        if present:
+            rank, size = (_number(variables, name) for name in names[:2])
+            local = _number(variables, names[2]) if names[2] in variables else rank
             return RankInfo(rank, size, local, address, port, restart)
     return RankInfo(address=address, port=port)
 
 
-def _number(given: Mapping[str, str], name: str) -> int:
+def _number(variables: Mapping[str, str], name: str) -> int:
     try:
-        return int(given[name])
+        return int(variables[name])
     except ValueError:
-        raise ValueError(f"ranks: {name} got {given[name]!r}, expected a whole number") from None
+        raise ValueError(
+            f"ranks: {name} got {variables[name]!r}, expected a whole number"
+        ) from None

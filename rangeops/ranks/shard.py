@@ -40,6 +40,11 @@ class Shard:
         self.shared = each * size
         self.own = (rank * each, (rank + 1) * each if rank < size - 1 else self.numel)
 
+    def __repr__(self) -> str:
+        """Return the own interval and of how many elements it is."""
+        first, last = self.own
+        return f"<Shard {self.rank} of {self.size}: elements {first} .. {last} of {self.numel}>"
+
     def span(self, series: str, first: int, last: int, half: bool = False) -> Range:
         """Return elements first .. last of a series in bytes."""
         whole = self._plan.series_range(series, self._part, half)
@@ -61,15 +66,13 @@ class Shard:
     def unmapped(self, masters: bool = False) -> list[Range]:
         """Return what this rank never touches, for ``Arena(plan, unmapped=...)``.
 
-        These are the moments of others: 8 - 8/n bytes a parameter of Adam's.  With ``masters``
+        These are the moments of other ranks: 8 - 8/n bytes a parameter with Adam.  With ``masters``
         also their averages and, with halves, their FP32 masters: 12 - 12/n and more.  Write
         weights by ``rangeops.write_kept`` then, and round them by ``ShardedStep.gather_weights``.
         """
         unmapped = [span for name in self._plan.config.kind.series for span in self.others(name)]
         if masters and self._plan.config.ema:
             unmapped += self.others("E")
-        if masters and self.half:
-            unmapped += self.others(
-                "W", bias=False
-            )  # the forward pass reads biases and norms in FP32
+        if masters and self.half:  # the forward pass reads biases and norms in FP32
+            unmapped += self.others("W", bias=False)
         return unmapped

@@ -1,4 +1,4 @@
-"""Wire: messages over a socket, a length and a kind before each."""
+"""Transport: messages over a socket, a length and a kind before each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HEAD = struct.Struct("<QB")
 """Bytes of the message, kind."""
 
 MOST = 1 << 28
-"""Bytes of an object at the most: a plan of a million tensors."""
+"""Largest object in bytes: a plan of a million tensors."""
 
 BEAT, LEAVE, LOST, OBJECT, BYTES = range(5)
 """Kinds: sign of life; the sender ends well; a rank is lost; a JSON object; raw bytes."""
@@ -22,10 +22,10 @@ class Closed(ConnectionError):
     """The other end is gone."""
 
 
-def connection(found: socket.socket) -> socket.socket:
-    """Return a socket without delays for small messages."""
-    found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return found
+def connection(sock: socket.socket) -> socket.socket:
+    """Return a socket that sends small messages at once."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def send(
@@ -33,7 +33,7 @@ def send(
 ) -> None:
     """Send one message; ``content`` is bytes, or for the kinds of objects what JSON can hold.
 
-    ``still`` is called whenever nothing could go for a while, and may raise to give up.
+    ``still`` is called whenever the socket's time-out passes, and may raise to give up.
 
     Raises:
         Closed: the other end is gone.
@@ -62,11 +62,10 @@ def receive(
 ) -> Any:
     """Receive one message; bytes go ``into`` a view of their length, objects have at most ``most``.
 
-    ``still`` is called whenever nothing came for a while, and may raise to give up.  The socket
-    has a time-out for that.
+    ``still`` is called whenever the socket's time-out passes, and may raise to give up.
 
     Raises:
-        Closed: the other end is gone, or does not speak this language.
+        Closed: the other end is gone, or sent no such message.
 
     """
     head = bytearray(HEAD.size)
@@ -86,12 +85,12 @@ def _fill(sock: socket.socket, view: memoryview, still: Callable[[], None]) -> N
     done = 0
     while done < view.nbytes:
         try:
-            got = sock.recv_into(view[done:])
+            received = sock.recv_into(view[done:])
         except TimeoutError:
             still()
             continue
         except OSError as error:
             raise Closed(str(error)) from error
-        if not got:
+        if not received:
             raise Closed("the connection ended")
-        done += got
+        done += received

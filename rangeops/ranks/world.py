@@ -1,13 +1,13 @@
-"""World: the processes of one training, how they meet, and how they notice that one is gone.
+"""World: the processes of one training, and how they notice that one is gone.
 
 Rank 0 listens and the others connect, once for control and once for data.  The control
-connections stay open as failure detector: a killed process ends its connection (noticed in
-milliseconds), a stopped one sends no sign of life (noticed after ``deadline`` seconds).  Rank 0
-tells the others whom it lost, so every rank names the same one.  Whoever waits in here raises
-``RankLost`` then; a process that still has not ended ``grace`` seconds later (its main thread may
-sit in a driver call) says the sentence and ends with status 1.
+connections stay open as failure detector: the connection of a killed process ends (noticed at
+once), a stopped process sends no sign of life (noticed after ``deadline`` seconds).  Rank 0 tells
+the others which rank it lost, so that all name the same.  A call that waits in here then raises
+``RankLost``; a process that still runs ``grace`` seconds later (its main thread may be inside a
+driver call) prints the sentence and ends with status 1.
 
-A star through rank 0 serves bootstrap and the CPU; gradients of GPUs go by NCCL.
+A star through rank 0 serves the start and CPU arenas; gradients of GPUs go by NCCL.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rangeops.ranks import transport
-from rangeops.ranks.info import RankInfo, place
-from rangeops.ranks.rendezvous import TICK, Sockets, meet
+from rangeops.ranks.info import RankInfo, rank_info
+from rangeops.ranks.rendezvous import TICK, Sockets, rendezvous
 
 
 class RankLost(RuntimeError):
@@ -44,30 +44,31 @@ class World:
     """The ranks that this process trains with; use it in a ``with`` block, or ``close`` it.
 
     Args:
-        where: this rank's place (default: as the environment says).
-        timeout: seconds to wait for all ranks to come.
+        info: this rank among all (default: as the environment says).
+        timeout: seconds to wait for all ranks to connect.
         deadline: seconds without a sign of life after which a rank is lost.
         grace: seconds between a loss and this process's forced end.
 
     Attributes:
+        info: this rank among all.
         rank, size, local_rank, take_device: see ``RankInfo``.
 
     Raises:
-        TimeoutError: not all came. ValueError: they disagree on how many they are.
+        TimeoutError: some ranks did not connect. ValueError: they disagree on rank or number.
 
     """
 
     def __init__(
         self,
-        where: RankInfo | None = None,
+        info: RankInfo | None = None,
         *,
         timeout: float = 60.0,
         deadline: float = 5.0,
         grace: float = 10.0,
     ) -> None:
-        self.place = place() if where is None else where
-        self.rank, self.size = self.place.rank, self.place.size
-        self.local_rank, self.take_device = self.place.local_rank, self.place.take_device
+        self.info = rank_info() if info is None else info
+        self.rank, self.size = self.info.rank, self.info.size
+        self.local_rank, self.take_device = self.info.local_rank, self.info.take_device
         self.doing = "its start"
         self._deadline, self._grace = deadline, grace
         self._lost: RankLost | None = None
@@ -79,7 +80,7 @@ class World:
         self.data: Sockets = {}
         if self.size == 1:
             return
-        self._control, self.data = meet(self.place, timeout)
+        self._control, self.data = rendezvous(self.info, timeout)
         self._inbox: dict[int, queue.SimpleQueue[Any]] = {
             peer: queue.SimpleQueue() for peer in self._control
         }
@@ -88,15 +89,21 @@ class World:
         self._watcher = threading.Thread(target=self._watch, name="rangeops ranks", daemon=True)
         self._watcher.start()
 
+    def __repr__(self) -> str:
+        """Return the rank, where rank 0 listens, and which rank is lost."""
+        at = f" at {self.info.address}:{self.info.port}" if self.size > 1 else ""
+        lost = f", rank {self._lost.rank} is lost" if self._lost else ""
+        return f"<World: rank {self.rank} of {self.size}{at}{lost}>"
+
     def __enter__(self) -> World:
         """Return itself."""
         return self
 
     def __exit__(self, kind: Any, *rest: Any) -> None:
-        """Leave in peace, or after an error without a word, which the others take as a loss."""
+        """Leave; after an error without telling, so that the others count this rank as lost."""
         self.close(peaceful=kind is None)
 
-    # Noticing
+    # The failure detector
 
     def _watch(self) -> None:
         """Send signs of life and read the control connections, until the world is closed."""
@@ -114,22 +121,22 @@ class World:
                 for key, _ in selector.select(TICK):
                     if not self._read(key.data, buffers[key.data]):
                         selector.unregister(key.fileobj)
-                self._look_at_the_clock()
+                self._lose_the_silent()
 
     def _read(self, peer: int, buffer: bytearray) -> bool:
-        """Take what a peer sent; return whether its connection goes on."""
+        """Read what a peer sent; return whether its connection is still open."""
         try:
-            got = self._control[peer].recv(1 << 16)
+            received = self._control[peer].recv(1 << 16)
         except TimeoutError:
             return True
         except OSError:
-            got = b""
-        if not got:
+            received = b""
+        if not received:
             if peer not in self.left:
                 self._lose(peer, "its connection ended")
             return False
         self._heard[peer] = time.monotonic()
-        buffer += got
+        buffer += received
         while len(buffer) >= transport.HEAD.size:
             nbytes, kind = transport.HEAD.unpack_from(buffer)
             if len(buffer) < transport.HEAD.size + nbytes:
@@ -145,38 +152,41 @@ class World:
                 self._inbox[peer].put([transport.parse(body)])
         return True
 
-    def _look_at_the_clock(self) -> None:
+    def _lose_the_silent(self) -> None:
+        """Count ranks as lost that sent no sign of life within the deadline."""
         now = time.monotonic()
         for peer, heard in self._heard.items():
             if now - heard > self._deadline and peer not in self.left:
                 self._lose(peer, f"no sign of life for {self._deadline:g} s")
 
     def _tell(self, peer: int, kind: int, content: Any = b"") -> None:
+        """Send a message; to a peer that is gone there is nothing to say."""
         with contextlib.suppress(transport.Closed), self._sending[peer]:
             transport.send(self._control[peer], kind, content, self.check)
 
     def _push(self, peer: int, kind: int, content: Any = b"") -> None:
-        """Send a message from the watching thread, which waits for nobody."""
+        """Send a message from the watching thread, which never waits for a peer."""
 
         def give_up() -> None:
-            raise transport.Closed("it takes nothing")
+            raise transport.Closed("it does not read")
 
         lock = self._sending[peer]
         if lock.acquire(timeout=0.05):
             try:
                 transport.send(self._control[peer], kind, content, give_up)
             except transport.Closed:
-                pass  # the reading side will say what is the matter
+                pass  # reading from that peer tells what happened to it
             finally:
                 lock.release()
 
     def _lose(self, rank: int, reason: str) -> None:
+        """Record the first loss, start the listeners, tell the other ranks."""
         if self._lost is not None or self._closed.is_set():
             return
         for listener in self._listeners:
             thread = threading.Thread(target=listener, daemon=True)
             thread.start()
-            self._listening.append(thread)  # only once it runs: ``close`` joins what it finds here
+            self._listening.append(thread)  # once it runs, since ``close`` joins all in here
         self._lost = RankLost(
             f"ranks: rank {self.rank} of {self.size} lost rank {rank} ({reason}) in {self.doing}; "
             "weights are those of the last finished step, start again from a checkpoint",
@@ -189,13 +199,13 @@ class World:
         threading.Thread(target=self._end, daemon=True).start()
 
     def _end(self) -> None:
-        """End a process that has not ended by itself."""
+        """End this process if it has not ended by itself within the grace."""
         if not self._closed.wait(self._grace):
             print(self._lost, file=sys.stderr, flush=True)
             os._exit(1)
 
     def on_loss(self, listener: Callable[[], None]) -> None:
-        """Have a function called, in a thread of its own, when a rank is lost."""
+        """Call ``listener``, in a thread of its own, when a rank is lost."""
         self._listeners.append(listener)
 
     def check(self) -> None:
@@ -204,7 +214,7 @@ class World:
             raise self._lost
 
     def gone(self, peer: int, error: Exception) -> RankLost:
-        """Return what to raise when a peer's connection failed, after the watcher had its say."""
+        """Return what to raise when a peer's connection failed; the watcher's finding, if any."""
         end = time.monotonic() + self._deadline
         while self._lost is None and peer not in self.left and time.monotonic() < end:
             time.sleep(0.01)
@@ -213,7 +223,7 @@ class World:
             f"ranks: rank {self.rank} of {self.size} lost rank {peer} ({why}) in {self.doing}", peer
         )
 
-    # Talking
+    # Messages
 
     def exchange(self, value: Any) -> list[Any]:
         """Return the values of all ranks, in their order; every rank has to call it.
@@ -235,20 +245,21 @@ class World:
         return values
 
     def _from(self, peer: int) -> Any:
+        """Return the next object from a peer."""
         while True:
             self.check()
             try:
-                found = self._inbox[peer].get(timeout=TICK)
+                message = self._inbox[peer].get(timeout=TICK)
             except queue.Empty:
                 continue
-            if found is None:
+            if message is None:
                 raise self.gone(peer, ConnectionError("it has left"))
-            return found[0]
+            return message[0]
 
     def close(self, peaceful: bool = True) -> None:
-        """Leave: wait until all ranks do, a few seconds at most, and end the connections.
+        """Leave: wait until all ranks do, ``deadline`` seconds at most, and end the connections.
 
-        After a loss it waits for an abort that is under way: Python must not end beneath it.
+        After a loss it waits for an abort under way, during which Python must not end.
         """
         if self.size == 1 or self._closed.is_set():
             return

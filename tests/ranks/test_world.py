@@ -1,4 +1,4 @@
-"""Where a rank stands, how ranks meet, and what a loss does to the world."""
+"""Which rank this is, how ranks connect, and what a loss does to the world."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import time
 
 import pytest
 
-from rangeops.ranks import RankInfo, RankLost, World, place
+from rangeops.ranks import RankInfo, RankLost, World, rank_info
 from tests.helpers import free_port
 
 
-def test_a_place_is_found_in_the_environment_of_every_starter():
-    assert place({}) == RankInfo(0, 1, 0, "127.0.0.1", 29521)
-    assert place({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "host"}).local_rank == 3
+def test_a_rank_is_found_in_the_environment_of_every_starter():
+    assert rank_info({}) == RankInfo(0, 1, 0, "127.0.0.1", 29521)
+    assert rank_info({"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "host"}).local_rank == 3
     torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}
-    assert place(torchrun) == RankInfo(5, 8, 1, "127.0.0.1", 29501)
-    assert place(torchrun | {"RANGEOPS_PORT": "7000"}).port == 7000
-    assert place(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}).restart == 2
+    assert rank_info(torchrun) == RankInfo(5, 8, 1, "127.0.0.1", 29501)
+    assert rank_info(torchrun | {"RANGEOPS_PORT": "7000"}).port == 7000
+    assert rank_info(torchrun | {"TORCHELASTIC_RESTART_COUNT": "2"}).restart == 2
     mpi = {
         "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3",
         "OMPI_COMM_WORLD_LOCAL_RANK": "0", "SLURM_PROCID": "9", "SLURM_NTASKS": "10",
     }  # fmt: skip
-    assert (place(mpi).rank, place(mpi).size, place(mpi).local_rank) == (2, 3, 0)
-    assert place({"PMI_RANK": "1", "PMI_SIZE": "2"}).rank == 1
-    assert place({"SLURM_PROCID": "9", "SLURM_NTASKS": "10", "SLURM_LOCALID": "1"}).local_rank == 1
+    assert (rank_info(mpi).rank, rank_info(mpi).size, rank_info(mpi).local_rank) == (2, 3, 0)
+    assert rank_info({"PMI_RANK": "1", "PMI_SIZE": "2"}).rank == 1
+    slurm = {"SLURM_PROCID": "9", "SLURM_NTASKS": "10", "SLURM_LOCALID": "1"}
+    assert rank_info(slurm).local_rank == 1
 
 
 @pytest.mark.parametrize(
@@ -53,9 +54,9 @@ def test_more_ranks_than_gpus_are_refused(monkeypatch):
         ({"MASTER_PORT": ""}, "MASTER_PORT got '', expected a whole number"),
     ],
 )
-def test_half_a_place_is_refused(environment, message):
+def test_half_a_rank_is_refused(environment, message):
     with pytest.raises(ValueError, match=message):
-        place(environment)
+        rank_info(environment)
 
 
 def test_ranks_that_do_not_come_are_named():
@@ -77,22 +78,22 @@ def test_a_port_in_use_is_named():
             World(RankInfo(0, 2, 0, port=port), timeout=0.3)
 
 
-def in_threads(*places, timeout=10.0):
-    """Make a world in a thread for each place; return what each made or raised."""
+def in_threads(*infos, timeout=10.0):
+    """Make a world in a thread for each rank; return what each made or raised."""
     found = {}
 
-    def make(k, where):
+    def make(k, info):
         try:
-            found[k] = World(where, timeout=timeout)
+            found[k] = World(info, timeout=timeout)
         except Exception as error:
             found[k] = error
 
-    threads = [threading.Thread(target=make, args=p) for p in enumerate(places)]
+    threads = [threading.Thread(target=make, args=p) for p in enumerate(infos)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return [found[k] for k in range(len(places))]
+    return [found[k] for k in range(len(infos))]
 
 
 def test_ranks_that_disagree_on_their_number_are_refused():
@@ -103,7 +104,7 @@ def test_ranks_that_disagree_on_their_number_are_refused():
         assert "rank 1 expects 3 ranks, rank 0 2; start all ranks with one WORLD_SIZE" in str(error)
 
 
-def test_a_rank_of_an_earlier_start_is_sent_away_and_the_rest_meet():
+def test_a_rank_of_an_earlier_start_is_sent_away_and_the_rest_connect():
     port, found = free_port(), {}
 
     def join(name, rank, restart):

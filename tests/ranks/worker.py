@@ -10,7 +10,7 @@ import numpy as np
 
 from plan import MemoryPlan, PlanConfig, PlanError, Range, Region
 from rangeops import Arena, OptimizerStep, write_kept
-from rangeops.ops._cast import from_half, to_half
+from rangeops.kernels.half import from_half, to_half
 from rangeops.ranks import (
     RankInfo,
     RankMismatch,
@@ -19,7 +19,7 @@ from rangeops.ranks import (
     Shard,
     ShardedStep,
     World,
-    place,
+    rank_info,
 )
 from tests.helpers import small_plan
 
@@ -330,7 +330,7 @@ def gloo(world, ranks, arena):
     except ImportError:
         print("skipped gloo: torch is not installed")
         return
-    address = f"tcp://127.0.0.1:{world.place.port + 1}"
+    address = f"tcp://127.0.0.1:{world.info.port + 1}"
     distributed.init_process_group(
         "gloo", init_method=address, rank=world.rank, world_size=world.size
     )
@@ -424,7 +424,7 @@ def poison(world, ranks, arena):
 def main() -> int:
     """Run the scenarios named on the command line; print a line for each."""
     global DEVICE
-    DEVICE = "cpu" if sys.argv[1] == "cpu" else place().take_device()
+    DEVICE = "cpu" if sys.argv[1] == "cpu" else rank_info().take_device()
     failed = 0
     with World(timeout=60.0) as world:
         print(f"met after {time.perf_counter() - STARTED:.1f} s", flush=True)

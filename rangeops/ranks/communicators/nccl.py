@@ -18,7 +18,7 @@ import numpy as np
 from nccl import core
 
 from rangeops.arena.arena import Arena
-from rangeops.ranks.communicators.sockets import Call
+from rangeops.ranks.communicators import Call
 from rangeops.ranks.world import World
 
 SUCCESS, IN_PROGRESS = 0, 7
@@ -32,6 +32,21 @@ def _half(dtype: str) -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16
+
+
+def connect(world: World, arena: Arena) -> NcclCommunicator:
+    """Return the communicator of an arena on a GPU.
+
+    Raises:
+        ValueError: an arena in host memory.
+
+    """
+    if not arena.on_gpu:
+        raise ValueError(
+            f"nccl: got an arena on {arena.device}, expected one on a GPU; use "
+            "communicator='sockets'"
+        )
+    return NcclCommunicator(world, arena)
 
 
 class NcclCommunicator:
@@ -48,31 +63,27 @@ class NcclCommunicator:
     """
 
     def __init__(self, world: World, arena: Arena, timeout: float = 60.0) -> None:
-        import cupy
-
         self._world, self._arena, self._timeout = world, arena, timeout
         self._lock = threading.Lock()
         self._aborted = False
-        self._word = cupy.cuda.alloc_pinned_memory(4)
-        self.poison_word = np.frombuffer(self._word, np.int32, 1)
-        self.poison_word[0] = 0
+        self.poison_word = arena.backend.pinned(4).view(np.int32)
         mine = bytes(core.get_unique_id()).hex() if world.rank == 0 else ""
         unique = core.UniqueId.from_bytes(bytes.fromhex(world.exchange(mine)[0]))
-        with cupy.cuda.Device(arena.device_id):
+        with arena.backend.current():
             config = core.NCCLConfig(blocking=False)
             self._comm = core.Communicator.init(world.size, world.rank, unique, config)
             self._settle("connecting")
         world.on_loss(self.abort)
 
     def _settle(self, what: str) -> None:
-        """Wait until NCCL has taken the last call, which is not until the device has done it."""
+        """Wait until NCCL has accepted the last call; the device may not have done it yet."""
         end = time.monotonic() + self._timeout
         while (state := int(self._comm.get_async_error())) == IN_PROGRESS:
             self._world.check()
             if time.monotonic() > end:
                 raise TimeoutError(
-                    f"nccl: rank {self._world.rank} got nowhere with {what} in "
-                    f"{self._timeout:.0f} s, expected all ranks to call it; see NCCL_DEBUG=INFO"
+                    f"nccl: rank {self._world.rank} waited {self._timeout:.0f} s for {what}, "
+                    "expected all ranks to call it; see NCCL_DEBUG=INFO"
                 )
         if state != SUCCESS:
             self._world.check()
@@ -105,15 +116,13 @@ class NcclCommunicator:
             comm.broadcast(view, view, call.root, stream=stream)
 
     def copy_poison(self, ptr: int, stream: int) -> None:
-        """Copy the poison word to device address ``ptr`` when ``stream`` gets there."""
-        import cupy
-
-        cupy.cuda.runtime.memcpyAsync(ptr, self.poison_word.ctypes.data, 4, 1, stream)
+        """Copy the poison word to device address ``ptr`` in order of ``stream``."""
+        self._arena.backend.upload(ptr, self.poison_word, stream, wait=False)
 
     def abort(self) -> None:
         """Poison the steps that are queued, then end the kernels that wait for a lost rank."""
         self.poison_word[0] = 1
-        # Whoever is inside a call looks for a loss while it waits, and comes out.
+        # A thread inside a call asks for a loss while it waits, and then releases the lock.
         held = self._lock.acquire(timeout=2.0)
         try:
             if not self._aborted:
@@ -124,7 +133,7 @@ class NcclCommunicator:
                 self._lock.release()
 
     def close(self) -> None:
-        """Finalize and destroy; captured graphs have to be gone, or it waits for them for ever."""
+        """Finalize and destroy; with a captured graph still alive it would wait for ever."""
         with self._lock:  # an abort may be under way
             if self._aborted:
                 return

@@ -1,6 +1,6 @@
-"""Call and Communicator: what a collective is, and the one of the CPU, over the ranks' sockets.
+"""Sockets: the collectives of CPU arenas over the ranks' own connections; the reference of others.
 
-On the CPU everything goes through rank 0, which compares the calls of all ranks before a byte of
+Everything goes through rank 0, which compares the calls of all ranks before a byte of
 data moves, and adds in the order of the ranks: FP32 in FP32, halves in FP32 with one rounding.  So
 every rank has the same bits, and a shard of a reduce-scatter those of the whole all-reduce.
 """
@@ -8,70 +8,30 @@ every rank has the same bits, and a shard of a reduce-scatter those of the whole
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from plan import Range
-from rangeops.ops._cast import from_half, to_half
+from rangeops.arena.arena import Arena
+from rangeops.kernels.half import from_half, to_half
 from rangeops.ranks import transport
+from rangeops.ranks.communicators import NUMPY, Call, RankMismatch
 from rangeops.ranks.world import World
 
-NUMPY = {"fp32": "f4", "fp64": "f8", "int32": "i4", "fp16": "u2", "bf16": "u2"}
-"""Element types that ranks exchange, as they lie in memory."""
 
+def connect(world: World, arena: Arena) -> CpuCommunicator:
+    """Return the communicator of an arena in host memory.
 
-class RankMismatch(RuntimeError):
-    """The ranks called different collectives; nothing was exchanged."""
-
-
-@dataclass(frozen=True)
-class Call:
-    """One collective on one range, in place.
-
-    Attributes:
-        name: "all_reduce", "reduce_scatter", "all_gather" or "broadcast".
-        span: the range in bytes; of a scatter or gather all ranks' shards, rank r's the r-th.
-        dtype: "fp32", "fp64", "int32", "fp16" or "bf16".
-        op: "sum" or "max" of a reduction, else "".
-        root: the rank that a broadcast comes from.
-        label: the regions, for messages.
+    Raises:
+        ValueError: an arena on a GPU, and ranks to exchange it with.
 
     """
-
-    name: str
-    span: Range
-    dtype: str
-    op: str = ""
-    root: int = 0
-    label: str = ""
-
-    @property
-    def count(self) -> int:
-        """Elements of the range."""
-        return self.span.size // np.dtype(NUMPY[self.dtype]).itemsize
-
-    def __str__(self) -> str:
-        """Return it as messages name it."""
-        how = "_".join(filter(None, (self.name, self.op)))
-        return f"{how} {self.dtype} x {self.count} ({self.label})"
-
-
-class Communicator(Protocol):
-    """What moves the data of calls between the ranks."""
-
-    def run(self, calls: tuple[Call, ...], views: list[Any], stream: int) -> None:
-        """Run calls on their views, one after the other or together, in order of ``stream``."""
-
-    def copy_poison(self, ptr: int, stream: int) -> None:
-        """Copy the poison word to device address ``ptr`` in order of ``stream``."""
-
-    def abort(self) -> None:
-        """End what is under way, since a rank is gone."""
-
-    def close(self) -> None:
-        """Give everything back; every rank calls it, after its graphs are gone."""
+    if arena.on_gpu and world.size > 1:
+        raise ValueError(
+            f"sockets: got an arena on {arena.device}, expected one in host memory; use "
+            "communicator='nccl'"
+        )
+    return CpuCommunicator(world)
 
 
 class CpuCommunicator:

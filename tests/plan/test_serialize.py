@@ -42,7 +42,7 @@ def test_the_digest_sees_order_and_shape():
 
 
 def test_a_config_without_own_scalars_is_written_as_ever():
-    """Layouts of one digest are byte-compatible, so a new option must not change it where unused."""
+    """A digest says that two layouts are byte-compatible; an option must not change it unused."""
     text = to_json(small_plan("adamw", half="fp16", ema=True))
     assert text.startswith(
         '{"format":1,"config":{"optimizer":"adamw","half":"fp16","ema":true,"bn_folded":false},'

@@ -8,4 +8,6 @@
     graph           launches captured once, replayed with one call
     coefficients    the rule from hyper-parameters to what updates read; the options
     reference       signature and documentation of an op; stubs: its types
+
+What an op is to a caller, and how flags and options differ, says ``RangeOp``.
 """

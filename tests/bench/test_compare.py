@@ -72,3 +72,10 @@ def test_rounds_that_overlap_are_said_to():
     key = ("steps", "mlp", "rangeops")
     (line,) = compare.compared({key: [1.0, 1.2]}, {key: [1.1, 1.3]})
     assert line["flag"] == "slower, rounds overlap"
+
+
+def test_a_peer_is_noise_and_no_fault(monkeypatch, tmp_path):
+    old, new = {"steps": {"numba launch": 1.0}}, {"steps": {"numba launch": 2.0}}
+    status, found = run(monkeypatch, tmp_path, old, new, "steps")
+    assert found["rows"][0]["flag"] == "peer" and status == 0
+    assert "peers, new / old: 2.0 to 2.0, 2.0000" in (tmp_path / "out" / "compare.md").read_text()

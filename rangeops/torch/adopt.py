@@ -21,10 +21,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from plan import MemoryPlan, Parameter, PlanConfig, PlanError, Range
+from plan import DTensor, DType, MemoryPlan, Parameter, PlanConfig, PlanError, Range
 from rangeops import ops
 from rangeops.arena.arena import Arena
 from rangeops.torch.modules import kind_of, memory_order, parameters
+
+FLOATS = [getattr(torch, dtype.full_name) for dtype in DType if dtype.is_floating]
+"""The types that a parameter may have."""
 
 _adopted: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
 """Parameter id -> what adopted it, for the optimizers."""
@@ -67,7 +70,7 @@ class Adopted:
         plan = MemoryPlan(config)
         planned, first_conv = [], True
         for owner, key, name, param in named:
-            if param.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            if param.dtype not in FLOATS:
                 raise PlanError(f"adopt: {name} got {param.dtype}, expected a float32 parameter")
             kind = kind_of(owner, key, param, first_conv)
             first_conv = first_conv and kind != "first_conv"
@@ -83,15 +86,19 @@ class Adopted:
         self.slots = [self._attach(*n, p) for n, p in zip(named, planned, strict=True)]
         self._clears = [ops.clear.bind(self.arena, span) for span in _gradients(plan)]
         self._hooks: list[Any] = []
-        cut_loose = partial(self._cut_loose)  # torch marks its hooks, which a method refuses
+        copy_state = partial(self._copy_state)  # torch sets an attribute, which a method refuses
         for part in module.modules():
-            self._hooks.append(part.register_state_dict_post_hook(cut_loose))
+            self._hooks.append(part.register_state_dict_post_hook(copy_state))
             self._hooks.append(part.register_load_state_dict_pre_hook(self._take_masters))
             self._hooks.append(part.register_load_state_dict_post_hook(self._loaded))
         for slot in self.slots:
             _adopted[id(slot.param)] = self
         if config.ema:
             self.restart_ema()
+
+    def __repr__(self) -> str:
+        """Return the module's class, how many parameters, and their arena."""
+        return f"<Adopted {type(self.module).__name__}: {len(self.slots)} parameters, {self.arena}>"
 
     def series(self, slot: Slot, name: str) -> torch.Tensor | None:
         """Return the view of one tensor of a parameter ("m", "v", "ema"), None if it has none."""
@@ -100,22 +107,24 @@ class Adopted:
 
     def scalar(self, name: str) -> torch.Tensor:
         """Return the view, one element long, of a scalar of the arena."""
-        assert self.arena.plan is not None
-        offset, dtype = self.arena.plan.scalar(name)
-        kind = {"f4": torch.float32, "i4": torch.int32}[dtype]
-        return self._storage[offset : offset + 4].view(kind)
+        return self._flat(self.arena.tensor(f"scalar.{name}"))
 
-    def _view(self, tensor: Any, slot_order: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
-        """Return the torch view of a planned tensor in the shape and strides of ``like``."""
-        types = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+    def _flat(self, tensor: DTensor) -> torch.Tensor:
+        """Return the one-dimensional torch view of a planned tensor."""
         raw = self._storage[tensor.offset : tensor.offset + tensor.nbytes]
-        flat = raw.view(types[tensor.dtype.label])
+        return raw.view(getattr(torch, tensor.dtype.full_name))
+
+    def _view(
+        self, tensor: DTensor, slot_order: tuple[int, ...], like: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the torch view of a planned tensor in the shape and strides of ``like``."""
         back = sorted(range(len(slot_order)), key=slot_order.__getitem__)
-        return flat.view([like.shape[d] for d in slot_order]).permute(back)
+        return self._flat(tensor).view([like.shape[d] for d in slot_order]).permute(back)
 
     def _attach(
         self, owner: nn.Module, key: str, name: str, param: nn.Parameter, planned: Parameter
     ) -> Slot:
+        """Copy one parameter and its gradient into the arena, and make them views of it."""
         order, dtype, old = memory_order(param), param.dtype, param.detach()
         weight = self._view(planned.weight, order, old)
         weight.copy_(old)
@@ -136,19 +145,20 @@ class Adopted:
     # Checkpoints: logical tensors, never the arena behind them
 
     def _own(self, part: nn.Module, prefix: str) -> Iterator[tuple[str, Slot]]:
+        """Yield key and slot of a module's own adopted parameters."""
         tied = {id(slot.param): slot for slot in self.slots}
         for key, param in part._parameters.items():
             if id(param) in tied:
                 yield prefix + key, tied[id(param)]
 
-    def _cut_loose(self, part: nn.Module, state: Any, prefix: str, _: Any) -> None:
-        """Give a state dict its own copies; views would drag the whole arena along."""
+    def _copy_state(self, part: nn.Module, state: Any, prefix: str, _: Any) -> None:
+        """Give a state dict its own copies; a saved view would hold the whole arena."""
         for key, _slot in self._own(part, prefix):
             if key in state:
                 state[key] = state[key].clone()
 
     def _take_masters(self, part: nn.Module, state: Any, prefix: str, *_: Any) -> None:
-        """Load FP32 masters from what is loaded, before halves are rounded from it."""
+        """Load FP32 masters from the state dict, before the half weights are rounded from it."""
         with torch.no_grad():
             for key, slot in self._own(part, prefix):
                 value = state.get(key)
@@ -156,7 +166,7 @@ class Adopted:
                     slot.weight.copy_(value)
 
     def _loaded(self, part: nn.Module, _: Any) -> None:
-        """Start the EMA from loaded weights: an average of other weights would be no average."""
+        """Start the EMA from the loaded weights, of which it is to be the average."""
         with torch.no_grad():
             for _key, slot in self._own(part, ""):
                 average = self.series(slot, "ema")
@@ -174,13 +184,12 @@ class Adopted:
 
     def restart_ema(self) -> None:
         """Set the averaged weights to the live ones."""
-        plan = self.arena.plan
-        assert plan is not None
+        plan = self.arena.planned("restart_ema")
         ops.copy(self.arena, plan.series_range("E"), plan.series_range("W"))
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """Run the block with the averaged weights in the module; the live ones come back after."""
+        """Run the block with the averaged weights in the module, then put the live ones back."""
         split = any(s.data is not s.weight for s in self.slots)
         half: dict[str, Any] = {"half_copy": True} if split else {}
         ops.sema_switch(self.arena, swap=True, **half)
@@ -202,7 +211,7 @@ class Adopted:
             clear()
 
     def release(self) -> None:
-        """Give the module ordinary tensors back, of its own dtypes; the arena is free to go."""
+        """Give the module ordinary tensors of its own dtypes, which hold the arena no longer."""
         for hook in self._hooks:
             hook.remove()
         for slot in self.slots:
@@ -234,8 +243,8 @@ def adopt(
 
     Args:
         module: a module on one device, CPU or GPU, in float32 (or half, which ``half`` keeps).
-        optimizer: "sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb" or "lion": what
-            the arena keeps state for; "none" for inference.
+        optimizer: "sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lamb", "lion" or one
+            of your own: what the arena keeps state for; "none" for inference.
         half: "fp16" or "bf16": compute with half weights, keep FP32 masters.
         ema: keep an exponential moving average of the weights.
         kinds: name pattern -> kind, over what the module types say.

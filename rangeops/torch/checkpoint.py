@@ -8,88 +8,125 @@ keeps the step count, the loss scale and the averaged weights by name.
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from rangeops.torch.adopt import Adopted, Slot
-    from rangeops.torch.optimizer import RangeOptimizer
+from rangeops.torch.adopt import Adopted, Slot
 
 OWN = "rangeops"
 
 
-def views(
-    adopted: Adopted, slot: Slot, names: tuple[tuple[str, str], ...]
-) -> dict[str, torch.Tensor]:
-    """Return the moments of one parameter, by torch's names, as views of the arena."""
-    found = {name: adopted.series(slot, series) for name, series in names}
-    return {name: view for name, view in found.items() if view is not None}
+@dataclass(frozen=True)
+class Contents:
+    """What the state dict of one optimizer is made of.
 
+    Attributes:
+        name: the optimizer's name, for messages.
+        adopted: the module and its arena.
+        slots: the optimizer's parameters in the order of its groups.
+        state_names: torch's name of a moment, and the name of the tensor ("m", "v").
+        groups: the optimizer's ``param_groups``; loading changes their hyper-parameters.
+        scaled: whether the optimizer has its own loss scale, which is loaded then.
 
-def save(optimizer: RangeOptimizer) -> dict[str, Any]:
-    """Return an optimizer's state dict."""
-    adopted, scalars = optimizer._adopted, optimizer._adopted.arena.scalars
-    step = int(scalars.step)
-    state: dict[int, dict[str, Any]] = {}
-    groups, index = [], 0
-    for group in optimizer.param_groups:
-        indices = list(range(index, index + len(group["params"])))
-        index += len(indices)
-        groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": indices})
-    for k, slot in enumerate(optimizer._slots):
-        found = views(adopted, slot, optimizer.state_names)
-        if step and found and slot.param.requires_grad:
-            state[k] = {name: view.clone() for name, view in found.items()}
-            if "exp_avg_sq" in found:
-                state[k]["step"] = torch.tensor(float(step))
-    own: dict[str, Any] = {"step": step, "loss_scale": scalars.loss_scale}
-    average = {slot.name: adopted.series(slot, "ema") for slot in adopted.slots}
-    averaged = {name: view.clone() for name, view in average.items() if view is not None}
-    masters = {s.name: s.weight.clone() for s in adopted.slots if s.data is not s.weight}
-    own |= {k: v for k, v in (("ema", averaged), ("masters", masters)) if v}
-    return {"state": state, "param_groups": copy.deepcopy(groups), OWN: own}
+    """
 
+    name: str
+    adopted: Adopted
+    slots: Sequence[Slot]
+    state_names: tuple[tuple[str, str], ...]
+    groups: list[dict[str, Any]]
+    scaled: bool
 
-def load(optimizer: RangeOptimizer, found: dict[str, Any]) -> None:
-    """Load a state dict into the arena, in place; nothing is written if it does not fit."""
-    name = type(optimizer).__name__
-    groups, saved = optimizer.param_groups, found["param_groups"]
-    sizes = [len(g["params"]) for g in groups], [len(g["params"]) for g in saved]
-    if sizes[0] != sizes[1]:
-        raise ValueError(
-            f"{name}: load_state_dict got groups of {sizes[1]} parameters, expected {sizes[0]}; "
-            "make the same groups"
-        )
-    ids = [k for group in saved for k in group["params"]]
-    own = found.get(OWN, {})
-    states = [found["state"].get(k, {}) for k in ids]
-    step = own["step"] if "step" in own else _step(name, states)
-    writes = []
-    for stored, slot in zip(states, optimizer._slots, strict=True):
-        for key, view in views(optimizer._adopted, slot, optimizer.state_names).items():
-            value = stored.get(key)
-            if value is not None and value.shape != view.shape:
-                raise ValueError(
-                    f"{name}: load_state_dict got {key} of {tuple(value.shape)} for {slot.name}, "
-                    f"expected {tuple(view.shape)}; load the same model"
-                )
-            writes.append((view, value))
-    with torch.no_grad():
-        for view, value in writes:
-            view.zero_() if value is None else view.copy_(value)
-        for slot in optimizer._adopted.slots:
-            average = optimizer._adopted.series(slot, "ema")
+    def views(self, slot: Slot) -> dict[str, torch.Tensor]:
+        """Return the moments of one parameter, by torch's names, as views of the arena."""
+        pairs = ((name, self.adopted.series(slot, series)) for name, series in self.state_names)
+        return {name: view for name, view in pairs if view is not None}
+
+    def save(self) -> dict[str, Any]:
+        """Return the state dict."""
+        step = int(self.adopted.arena.scalars.step)
+        groups, first = [], 0
+        for group in self.groups:
+            indices = list(range(first, first + len(group["params"])))
+            first += len(indices)
+            groups.append({**{k: v for k, v in group.items() if k != "params"}, "params": indices})
+        state = {
+            k: self._moments(slot, step)
+            for k, slot in enumerate(self.slots)
+            if step and self.views(slot) and slot.param.requires_grad
+        }
+        return {"state": state, "param_groups": copy.deepcopy(groups), OWN: self._own(step)}
+
+    def _moments(self, slot: Slot, step: int) -> dict[str, torch.Tensor]:
+        """Return copies of one parameter's moments, with the step where torch keeps it there."""
+        moments = {name: view.clone() for name, view in self.views(slot).items()}
+        if "exp_avg_sq" in moments:
+            moments["step"] = torch.tensor(float(step))
+        return moments
+
+    def _own(self, step: int) -> dict[str, Any]:
+        """Return what torch's state dict has no place for."""
+        slots = self.adopted.slots
+        average = {slot.name: self.adopted.series(slot, "ema") for slot in slots}
+        averaged = {name: view.clone() for name, view in average.items() if view is not None}
+        masters = {s.name: s.weight.clone() for s in slots if s.data is not s.weight}
+        own: dict[str, Any] = {"step": step, "loss_scale": self.adopted.arena.scalars.loss_scale}
+        return own | {k: v for k, v in (("ema", averaged), ("masters", masters)) if v}
+
+    def load(self, state_dict: dict[str, Any]) -> None:
+        """Load a state dict into the arena, in place.
+
+        Raises:
+            ValueError: other groups, shapes or steps; nothing is written then.
+
+        """
+        saved, own = state_dict["param_groups"], state_dict.get(OWN, {})
+        sizes = [len(g["params"]) for g in self.groups], [len(g["params"]) for g in saved]
+        if sizes[0] != sizes[1]:
+            raise ValueError(
+                f"{self.name}: load_state_dict got groups of {sizes[1]} parameters, expected "
+                f"{sizes[0]}; make the same groups"
+            )
+        ids = [k for group in saved for k in group["params"]]
+        states = [state_dict["state"].get(k, {}) for k in ids]
+        step = own["step"] if "step" in own else _step(self.name, states)
+        writes = self._writes(states)
+        with torch.no_grad():
+            for view, value in writes:
+                view.zero_() if value is None else view.copy_(value)
+            self._load_own(own)
+        scalars = self.adopted.arena.scalars
+        scalars.set(step=step, found_inf=0, skip_step=0)
+        if self.scaled and "loss_scale" in own:
+            scalars.loss_scale = own["loss_scale"]
+        for group, kept in zip(self.groups, saved, strict=True):
+            group.update({k: v for k, v in kept.items() if k != "params"})
+
+    def _writes(self, states: list[dict[str, Any]]) -> list[tuple[torch.Tensor, Any]]:
+        """Return every moment with what is to be written there, None for zeros."""
+        writes = []
+        for stored, slot in zip(states, self.slots, strict=True):
+            for key, view in self.views(slot).items():
+                value = stored.get(key)
+                if value is not None and value.shape != view.shape:
+                    raise ValueError(
+                        f"{self.name}: load_state_dict got {key} of {tuple(value.shape)} for "
+                        f"{slot.name}, expected {tuple(view.shape)}; load the same model"
+                    )
+                writes.append((view, value))
+        return writes
+
+    def _load_own(self, own: dict[str, Any]) -> None:
+        """Write averages and masters where both the checkpoint and the arena have them."""
+        for slot in self.adopted.slots:
+            average = self.adopted.series(slot, "ema")
             if slot.name in own.get("ema", {}) and average is not None:
                 average.copy_(own["ema"][slot.name])
             if slot.name in own.get("masters", {}):
                 slot.weight.copy_(own["masters"][slot.name])
-    scalars = optimizer._adopted.arena.scalars
-    scalars.set(step=step, found_inf=0, skip_step=0)
-    if optimizer._scales and "loss_scale" in own:
-        scalars.loss_scale = own["loss_scale"]
-    for group, kept in zip(groups, saved, strict=True):
-        group.update({k: v for k, v in kept.items() if k != "params"})
 
 
 def _step(name: str, states: list[dict[str, Any]]) -> int:

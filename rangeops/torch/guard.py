@@ -1,7 +1,7 @@
-"""ParameterGuard: is the module still the adopted one, and where are its gradients?
+"""ParameterGuard: whether a module is still the adopted one, and where its gradients are.
 
-Asked before every step, so the questions are C loops over lists made once: a parameter's memory,
-its place in its module, its gradient's identity.
+It is asked before every step, so it compares lists made once in C loops: a parameter's memory, the
+module that owns it, its gradient's identity.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class ParameterGuard:
         self._look()
 
     def _look(self) -> None:
+        """Note which parameters are trained."""
         self._flags = list(map(_trains, self._params))
         self._trained = [s for s in self._slots if s.param.requires_grad]
         self._trained_params = [s.param for s in self._trained]
@@ -37,7 +38,7 @@ class ParameterGuard:
         self.untrained = frozenset(s.name for s in self._slots if not s.param.requires_grad)
 
     def before_step(self) -> tuple[frozenset[str], bool]:
-        """Refuse a module that has left the arena, and take gradients over that are no views.
+        """Refuse a module that has left the arena; copy gradients that are no views into theirs.
 
         Returns the names of parameters without a gradient, and whether other parameters are
         trained than before.
@@ -61,7 +62,7 @@ class ParameterGuard:
                 f"{slot.param.device}) since adopt(), expected its view of the arena; adopt after "
                 "moving or casting a module, and write values with copy_()"
             )
-        # zero_grad() has looked at requires_grad already, where it was called.
+        # zero_grad(), if it was called, has compared requires_grad already.
         retrained = False if self._looked else self.retrained()
         self._looked = False
         if self.attached():

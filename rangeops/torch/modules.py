@@ -1,6 +1,6 @@
-"""What a torch module says of its parameters: which there are, of what kind, in what memory order.
+"""What a torch module's parameters are: their names, kinds and orders in memory.
 
-Classes by module type: the first convolution is ``first_conv``, others ``deep_conv``; linear and
+Kinds by module type: the first convolution is ``first_conv``, others ``deep_conv``; linear and
 embedding weights ``fc_weight``; norm weights ``bn_weight`` and biases ``bn_bias``; other biases
 ``fc_bias``.
 """

@@ -1,4 +1,4 @@
-"""SGD, Adam, AdamW, LARS, LAMB, Lion with torch's signatures; see ``rangeops.torch.base``."""
+"""SGD, Adam, AdamW, LARS, LAMB, Lion with torch's signatures; see ``rangeops.torch.optimizer``."""
 
 from __future__ import annotations
 
@@ -37,25 +37,15 @@ class SGD(RangeOptimizer, torch.optim.SGD):
         torch.optim.SGD.__init__(
             self, params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize
         )
-        self._ready(maximize=maximize, decay="l2", **own)
-
-    def _wanted_kinds(self) -> tuple[str, ...]:
-        group = self.param_groups[0]
-        if not group["momentum"]:
-            return ("sgd",)
-        return ("nesterov",) if group["nesterov"] else ("momentum",)
-
-    def _options(self, group: dict[str, Any]) -> dict[str, float]:
-        return {"momentum": group["momentum"], "dampening": group["dampening"]}
+        first = self.param_groups[0]
+        moving = "nesterov" if first["nesterov"] else "momentum"
+        self.kinds = (moving if first["momentum"] else "sgd",)
+        self.bind(maximize=maximize, decay="l2", **own)
 
 
 class _Adaptive(RangeOptimizer):
     state_names = (("exp_avg", "m"), ("exp_avg_sq", "v"))
     shared = ("betas", "eps")
-
-    def _options(self, group: dict[str, Any]) -> dict[str, float]:
-        beta1, beta2 = group["betas"]
-        return {"beta1": beta1, "beta2": beta2, "eps": group["eps"]}
 
 
 class Adam(_Adaptive, torch.optim.Adam):
@@ -77,7 +67,7 @@ class Adam(_Adaptive, torch.optim.Adam):
     ) -> None:
         _refuse("Adam", amsgrad=amsgrad)
         torch.optim.Adam.__init__(self, params, lr, betas, eps, weight_decay, maximize=maximize)
-        self._ready(maximize=maximize, **own)
+        self.bind(maximize=maximize, **own)
 
 
 class AdamW(_Adaptive, torch.optim.AdamW):
@@ -99,7 +89,7 @@ class AdamW(_Adaptive, torch.optim.AdamW):
     ) -> None:
         _refuse("AdamW", amsgrad=amsgrad)
         torch.optim.AdamW.__init__(self, params, lr, betas, eps, weight_decay, maximize=maximize)
-        self._ready(maximize=maximize, **own)
+        self.bind(maximize=maximize, **own)
 
 
 class LAMB(_Adaptive):
@@ -117,8 +107,7 @@ class LAMB(_Adaptive):
         **own: Any,
     ) -> None:
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, defaults)
-        self._ready(**own)
+        super().__init__(params, defaults, **own)
 
 
 class Lion(RangeOptimizer):
@@ -136,12 +125,8 @@ class Lion(RangeOptimizer):
         weight_decay: float = 0.0,
         **own: Any,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-        self._ready(**own)
-
-    def _options(self, group: dict[str, Any]) -> dict[str, float]:
-        beta1, beta2 = group["betas"]
-        return {"beta1": beta1, "beta2": beta2}
+        defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
+        super().__init__(params, defaults, **own)
 
 
 class LARS(RangeOptimizer):
@@ -168,8 +153,4 @@ class LARS(RangeOptimizer):
             "trust_coefficient": trust_coefficient,
             "eps": eps,
         }
-        super().__init__(params, defaults)
-        self._ready(**own)
-
-    def _options(self, group: dict[str, Any]) -> dict[str, float]:
-        return {name: group[name] for name in self.shared}
+        super().__init__(params, defaults, **own)

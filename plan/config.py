@@ -161,9 +161,10 @@ class PlanConfig:
     def __post_init__(self) -> None:
         """Turn names into kinds, scalars into pairs, and refuse unknown ones."""
         kind = OptimizerKind.named(self.optimizer)
-        scalars = dict(kind.scalars) | dict(self.scalars)
+        given = own_scalars("PlanConfig", self.scalars)
+        merged = own_scalars("PlanConfig", dict(kind.scalars) | dict(given))
         object.__setattr__(self, "optimizer", kind)
-        object.__setattr__(self, "scalars", own_scalars("PlanConfig", scalars))
+        object.__setattr__(self, "scalars", merged)
         if self.half not in (None, *_HALVES):
             known = ", ".join(map(repr, _HALVES))
             raise PlanError(f"PlanConfig: half got {self.half!r}, expected {known} or None")

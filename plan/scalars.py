@@ -2,7 +2,8 @@
 
 Scalar k of S_SCALAR_FP32 or S_SCALAR_INT32 lies k slots (128 elements) behind the region's start.
 The scalars that the device itself changes stand last, apart from those of the host, so that
-one upload of neighbouring host scalars never overwrites them.
+one upload of neighbouring host scalars never overwrites them.  FP32 scalars of a caller's own
+(``PlanConfig.scalars``) lie behind them, sorted by name.
 """
 
 from __future__ import annotations
@@ -105,7 +106,10 @@ def own_scalars(
     (('delta', 1.0), ('gamma', 0.9))
 
     """
-    given = dict(values)
+    try:
+        given = dict(values)
+    except (TypeError, ValueError):
+        raise PlanError(f"{subject}: scalars got {values!r}, expected name -> value") from None
     for name, value in given.items():
         label = f"{subject}: scalar {name!r}"
         if not (isinstance(name, str) and name.isidentifier()) or keyword.iskeyword(name):

@@ -84,7 +84,7 @@ _TABLE = (
 SERIES = {series.letter: series for series in _TABLE}
 """Every series by its letter, in the order in which a parameter's tensors are announced."""
 
-WHOLE_SERIES = "".join(s.letter for s in _TABLE if s.fp32 and s.kinds == PARAMETER_KINDS)
+FP32_SERIES = "".join(s.letter for s in _TABLE if s.fp32 and s.kinds == PARAMETER_KINDS)
 """Letters of the series with an FP32 tensor for every parameter, at equal offsets in each."""
 
 STATE_SERIES = "".join(s.letter for s in _TABLE if s.state)

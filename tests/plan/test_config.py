@@ -105,6 +105,9 @@ def test_configs_with_scalars_are_values():
     assert one == two and hash(one) == hash(two) and one != PlanConfig("sgd")
     with pytest.raises(PlanError, match="PlanConfig: scalar 'eps' is one of every plan"):
         PlanConfig("sgd", scalars={"eps": 1.0})
+    for wrong in (5, "gamma", [1.0]):
+        with pytest.raises(PlanError, match="PlanConfig: scalars got .*, expected name -> value"):
+            PlanConfig("sgd", scalars=wrong)
 
 
 def test_a_config_without_own_scalars_plans_what_it_always_did():

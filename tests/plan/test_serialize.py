@@ -83,6 +83,10 @@ def test_a_layout_of_another_version_is_refused():
     document = json.loads(to_json(small_plan()))
     with pytest.raises(PlanError, match="format got 2, expected 1"):
         from_json(json.dumps(document | {"format": 2}))
+    for name in ("norm.sums", "scalar.lr"):
+        rows = [row for row in document["tensors"] if row[0] != name]
+        with pytest.raises(PlanError, match=f"the plan has tensor {name}, the text has none"):
+            from_json(json.dumps(document | {"tensors": rows}))
     moved = [[*row[:5], row[5] + 256 * (row[0] == "fc.weight")] for row in document["tensors"]]
     with pytest.raises(PlanError, match=r"fc\.weight would lie at byte \d+, expected \d+; the lay"):
         from_json(json.dumps(document | {"tensors": moved}))

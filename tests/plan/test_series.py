@@ -5,11 +5,11 @@ import pytest
 from plan import PlanError, Region
 from plan.series import (
     BIAS_KINDS,
+    FP32_SERIES,
     PARAMETER_KINDS,
     SERIES,
     STATE_SERIES,
     WEIGHT_KINDS,
-    WHOLE_SERIES,
     parameter_series,
 )
 
@@ -36,7 +36,7 @@ def test_every_series_of_parameters_has_exactly_the_regions_of_its_row():
 
 
 def test_the_letters_of_the_groups():
-    assert set(WHOLE_SERIES) == set("WGMVE")
+    assert set(FP32_SERIES) == set("WGMVE")
     assert STATE_SERIES == "MVN"
     assert {s.letter for s in SERIES.values() if s.kinds == WEIGHT_KINDS} == set("AN")
     assert {s.letter for s in SERIES.values() if s.half_suffix} == set("EG")

@@ -17,10 +17,7 @@ import numpy as np
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
-from plan import DType, MemoryPlan, PlanConfig, Region
-from plan.models import mlp
-from rangeops import Arena, OptimizerStep
-from rangeops.device.streams import gpu_count
+from rangeops import Arena, DType, MemoryPlan, OptimizerStep, PlanConfig, Region, models
 
 BATCH, WIDTHS = 128, (64, 128, 64, 10)
 
@@ -28,7 +25,7 @@ BATCH, WIDTHS = 128, (64, 128, 64, 10)
 def planned(batch: int = BATCH) -> MemoryPlan:
     """Return the plan: parameters, and a buffer for every value of the step."""
     plan = MemoryPlan(PlanConfig("adamw"))
-    for spec in mlp(WIDTHS):
+    for spec in models.mlp(WIDTHS):
         plan.parameter(*spec)
     plan.alloc(Region.I_A_DATA, (batch, WIDTHS[0]), "x", DType.FP32)
     plan.alloc_temp((batch, WIDTHS[-1]), DType.FP32, "target")
@@ -94,7 +91,7 @@ class Network:
         xp, last = self.xp, self.depth - 1
         self.forward(self.x, self.h)
         d, row = self.d[last], self.row
-        self.total(self.h[last], out=row)  # the logits' sum: its tenth, their mean, is taken off
+        self.total(self.h[last], out=row)  # the logits' sum; their mean is subtracted
         xp.multiply(row, np.float32(-1 / WIDTHS[-1]), out=row)
         xp.add(self.h[last], row, out=d)
         xp.exp(d, out=d)
@@ -108,7 +105,7 @@ class Network:
             self.product(self.ones, self.d[k], out=self.gb[k])
             if k:
                 self.product(self.d[k], self.w[k], out=self.d[k - 1])
-                xp.sign(below, out=self.live[k - 1])  # 1 where the ReLU let it through, else 0
+                xp.sign(below, out=self.live[k - 1])  # the ReLU's derivative, 1 or 0
                 xp.multiply(self.d[k - 1], self.live[k - 1], out=self.d[k - 1])
 
 
@@ -142,7 +139,7 @@ def library(arena: Arena) -> Any:
     return cupy
 
 
-def train(device: str, steps: int, quiet: bool = False) -> dict[str, float]:
+def train(device: str | None, steps: int, quiet: bool = False) -> dict[str, float]:
     """Train and return the last training loss and the test accuracy."""
     arena = Arena(planned(), device=device)
     xp = library(arena)
@@ -164,7 +161,7 @@ def train(device: str, steps: int, quiet: bool = False) -> dict[str, float]:
 def main() -> None:
     """Train as the command line says and print what came out."""
     parser = argparse.ArgumentParser(prog="python -m examples.digits_cupy", description=__doc__)
-    parser.add_argument("--device", default="cuda" if gpu_count() else "cpu")
+    parser.add_argument("--device", help='"cuda" or "cpu" (default: a GPU where there is one)')
     parser.add_argument("--steps", type=int, default=1500)
     options = parser.parse_args()
     found = train(options.device, options.steps)

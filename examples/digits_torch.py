@@ -62,7 +62,7 @@ def captured(step: Callable[[], None], warm_up: int = 3) -> Callable[[], None]:
 
 
 def accuracy(model: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """Return the share of images that the model names rightly."""
+    """Return the share of images that the model classifies correctly."""
     with torch.no_grad():
         return float((model(images).argmax(1) == labels).float().mean())
 

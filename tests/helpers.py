@@ -7,7 +7,7 @@ import socket
 import numpy as np
 
 from plan import MemoryPlan, PlanConfig, Range
-from rangeops import Arena
+from rangeops import Arena, RangeOp
 from rangeops.device.streams import gpu_count
 
 HAVE_GPU = gpu_count() > 0
@@ -31,6 +31,13 @@ def small_plan(optimizer: str = "adamw", **options: object) -> MemoryPlan:
     for name, kind, shape in SHAPES:
         plan.parameter(name, kind, shape)
     return plan.finalize()
+
+
+def optimizer_for(op: RangeOp) -> str:
+    """Return the optimizer of a plan that has what an op needs: its own, or LAMB for norms."""
+    if op.settings is not None:
+        return op.name
+    return "lamb" if "norms" in dict(op.kernel.arguments) else "adamw"
 
 
 def host_bytes(arena: Arena) -> np.ndarray:

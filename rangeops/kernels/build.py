@@ -1,4 +1,7 @@
-"""Numba -> LTO-IR -> nvJitLink -> cubin, or numba -> object code of a CPU; kept by content.
+"""build: a variant's code for a GPU or a CPU, from the disk by content or built now.
+
+A GPU's vocabulary, ``rangeops.kernels.<kind>``, compiles for it (``native``): with numba-cuda and
+nvJitLink to a cubin.  A CPU's loop becomes object code by numba and LLVM.
 
 A warm start reads the code from the disk and imports neither numba nor a linker.
 """
@@ -6,6 +9,7 @@ A warm start reads the code from the disk and imports neither numba nor a linker
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rangeops.device import host_loops, linker
@@ -36,16 +40,21 @@ def ltoir(kernel: Kernel, flags: Flags) -> bytes:
     return cuda.compile_to_ltoir(function, kernel.pointers, len(kernel.integers))
 
 
-def cubin(kernel: Kernel, flags: Flags, arch: str) -> bytes:
-    """Return the cubin of a kernel variant, from the disk cache or built now."""
-    key = cache_key(kernel, flags, arch)
-    return cached("cubin", key, lambda: linker.link(ltoir(kernel, flags), arch)[0])
+def native(kernel: Kernel, flags: Flags, arch: str, kind: str = "cuda") -> bytes:
+    """Return the code of a variant for a kind of GPU, a cubin for CUDA's: kept, or built now."""
+
+    def build() -> bytes:
+        words = import_module(f"rangeops.kernels.{kind}")
+        function = kernel.gpu(words, **dict(flags))
+        return bytes(words.native(function, kernel.pointers, len(kernel.integers), arch))
+
+    return cached(f"{kind}bin", cache_key(kernel, flags, f"{kind} {arch}"), build)
 
 
 @cache
 def gpu_kernel(kernel: Kernel, flags: Flags, device: Any) -> Any:
     """Return the loaded kernel of a variant on a GPU, a ``rangeops.device.base.Compiled``."""
-    return device.load(cubin(kernel, flags, device.architecture))
+    return device.load(native(kernel, flags, device.architecture, device.kind))
 
 
 @cache

@@ -61,7 +61,7 @@ def variant(binding: Binding) -> build.Flags:
 def compiled(binding: Binding) -> Launch:
     """Return the launch of a kernel compiled for a GPU; its arguments are laid out now."""
     kernel = binding.op.kernel
-    device: Any = binding.arena.backend  # rangeops.device.base.Compiled, by FORMS
+    device: Any = binding.arena.backend  # rangeops.device.base.Compiled
     return device.launcher(
         build.gpu_kernel(kernel, variant(binding), device),
         max(1, grid(threads_of(binding), kernel.per_thread, THREADS)),
@@ -106,14 +106,10 @@ def looped(binding: Binding) -> Launch:
     )
 
 
-FORMS: dict[str, Callable[[Binding], Launch]] = {
-    "cuda": compiled,
-    "simulator": simulated,
-    "cpu": looped,
-}
-"""Which form of a kernel runs on a kind of device."""
+FORMS: dict[str, Callable[[Binding], Launch]] = {"simulator": simulated, "cpu": looped}
+"""Which form of a kernel runs on a kind of device; on every other the compiled one."""
 
 
 def launcher_of(binding: Binding) -> Launch:
     """Return what launches a binding on its arena's device, compiled if it has to be."""
-    return FORMS[binding.arena.backend.kind](binding)
+    return FORMS.get(binding.arena.backend.kind, compiled)(binding)

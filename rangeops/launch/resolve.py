@@ -144,8 +144,8 @@ def _check_settings(op: OpSpec, arena: Arena) -> None:
     planned = SETTINGS.get(label)
     if planned is not None and _on(planned) != _on(op.settings):
         raise PlanError(
-            f"{op.name}: wants {_words(op.settings)} by its nature, the plan is for {label}, whose "
-            f"coefficients have {_words(planned)}; use ops.{label} or plan for {op.name}"
+            f"{op.name}: got a plan for {label}, whose coefficients carry {_words(planned)}, "
+            f"expected {_words(op.settings)}; use ops.{label} or plan for {op.name}"
         )
 
 

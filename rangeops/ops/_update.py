@@ -124,14 +124,7 @@ def optimizer(
 
     """
     own = dict(scalars or {})
-    if kernel is None:
-        if rule is None or reference is None:
-            raise TypeError(
-                f"optimizer {name}: got rule={rule} and reference={reference}, expected both; the "
-                "reference is what the kernel is verified against"
-            )
-        stage = Stage(("p", *moments), rule, reference)
-        kernel = update_kernel(name, stage, moments=moments, scalars=tuple(own))
+    kernel = kernel or _kernel_of(name, rule, reference, moments, tuple(own))
     names = [argument for argument, _ in kernel.arguments]
     kept = [letter for letter in "mv" if letter in names]
     if name not in {kind.label for kind in OptimizerKind}:
@@ -152,6 +145,19 @@ def optimizer(
         scalars=own,
         source=source,
     )
+
+
+def _kernel_of(
+    name: str, rule: Any, reference: Any, moments: str, scalars: tuple[str, ...]
+) -> Kernel:
+    """Return the kernel of an optimizer of one rule; refuse one without a reference."""
+    if rule is None or reference is None:
+        raise TypeError(
+            f"optimizer {name}: got rule={rule} and reference={reference}, expected both; the "
+            "reference is what the kernel is verified against"
+        )
+    stage = Stage(("p", *moments), rule, reference)
+    return update_kernel(name, stage, moments=moments, scalars=scalars)
 
 
 def _flags(gradient: bool) -> dict[str, tuple[Any, ...]]:

@@ -140,5 +140,6 @@ def test_what_a_call_raises_while_captured_comes_out_and_the_next_capture_works(
 
     with pytest.raises(OSError, match="the file is gone"):
         place.capture([wrong], "cupy").launch(0)
-    place.capture([lambda stream=None: None], "cupy").launch(place.stream().handle)
+    stream = place.stream()
+    place.capture([lambda stream=None: None], "cupy").launch(stream.handle)
     place.synchronize()

@@ -37,7 +37,7 @@ import sys
 from rangeops import ops
 from rangeops.kernels import build
 key = (("clip", False), ("half", None), ("half_grad", False))
-first = build.cubin(ops.check_nan.kernel, key, "sm_90")
+first = build.native(ops.check_nan.kernel, key, "sm_90")
 print(len(first), "numba" in sys.modules, build.cache_key(ops.check_nan.kernel, key, "sm_90"))
 """
 

@@ -16,7 +16,7 @@ import rangeops
 from plan import MemoryPlan, PlanConfig, Range
 from rangeops import REGISTRY, Arena, ops
 from rangeops.kernels.spec import Kernel
-from tests.helpers import raw_arena, small_plan
+from tests.helpers import optimizer_for, raw_arena, small_plan
 from tests.kernels.test_build import without_simulator
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,7 @@ def test_s25_a_first_use_inside_a_capture_is_one_clear_error(name):
     import cupy
 
     op = REGISTRY[name]
-    plan = small_plan("lamb" if name == "trust_ratio" else "adamw", half="fp16", ema=True)
+    plan = small_plan(optimizer_for(op), half="fp16", ema=True)
     arena = Arena(plan)
     spans = {o.name: plan.series_range("G" if o.name == "dst" else "W")
              for o in op.operands if not o.series}  # fmt: skip
@@ -62,7 +62,7 @@ def test_a_replay_equals_the_eager_launch(name):
     from rangeops.verify import fill_random
 
     op = REGISTRY[name]
-    plan = small_plan(half="fp16", ema=True)
+    plan = small_plan(optimizer_for(op), half="fp16", ema=True)
     arena = Arena(plan)
     fill_random(arena)
     begin, launch = ops.begin_step.bind(arena), op.bind(arena)

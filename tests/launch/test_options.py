@@ -89,8 +89,8 @@ def test_an_optimizer_on_the_coefficients_of_another_is_refused(planned, name, w
     before = host_bytes(arena)
     with pytest.raises(
         PlanError,
-        match=f"{name}: wants {wants} by its nature, the plan is for {planned}, whose coefficients "
-        f"have {has}; use ops.{planned} or plan for {name}",
+        match=f"{name}: got a plan for {planned}, whose coefficients carry {has}, "
+        f"expected {wants}; use ops.{planned} or plan for {name}",
     ):
         getattr(ops, name)(arena)
     np.testing.assert_array_equal(host_bytes(arena), before)

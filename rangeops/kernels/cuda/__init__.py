@@ -41,3 +41,10 @@ def __getattr__(name):
 def half(dtype):
     """Return (widen, narrow) of a half format: uint16 -> float32 and back, nearest even."""
     return (_widen_bf16, _narrow_bf16) if dtype == "bf16" else _forms.fp16
+
+
+def native(function, pointers, integers, arch):
+    """Return the cubin of a kernel for an architecture ("sm_90"); needs no GPU."""
+    from rangeops.device.linker import link
+
+    return link(_forms.compile_to_ltoir(function, pointers, integers), arch)[0]

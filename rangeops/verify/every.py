@@ -1,21 +1,9 @@
-"""verify: run any op on the caller's own plan and device, and compare it with its NumPy reference.
-
-    check(launch)             one bound launch, on its memory as it lies
-    verify(arena, op, ...)    one op on an arena's present contents
-    verify_all(arena)         every op and option that a plan has regions for
-    verify_every_op(device)   every op there is, on small plans of every optimizer
-    verify_op(op)             one op, of the caller's own perhaps, also on raw ranges between guards
-
-The comparison is by bits (any NaN equals any NaN) over every range and every part of the state
-that the kernel was given; the first element that differs is named by tensor and index.
-"""
+"""every: which ops and variants are compared, on plans of every optimizer and on raw ranges."""
 
 from __future__ import annotations
 
-import bisect
-import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,106 +12,9 @@ from plan import MemoryPlan, OptimizerKind, PlanConfig, Range
 from plan.models import ParameterSpec, mlp, plan_model
 from rangeops.arena.arena import Arena
 from rangeops.device import find
-from rangeops.kernels.half import to_half
 from rangeops.kernels.spec import Operand
-from rangeops.launch.launch import BoundLaunch
 from rangeops.launch.op import REGISTRY, RangeOp
-
-FP32_SERIES = "WGMVE"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What one comparison found; ``difference`` is None where every bit agrees."""
-
-    op: str
-    flags: dict[str, Any]
-    elements: int
-    difference: str | None
-    seconds: float
-
-
-def fill_random(arena: Arena, seed: int = 0) -> None:
-    """Fill weights, gradients, moments and EMA with fresh values over 15 decades, padding zero.
-
-    Second moments are non-negative; half gradients lie within the half format; half copies are
-    the rounded weights.
-    """
-    plan = _plan(arena)
-    rng = np.random.default_rng(seed)
-    for tensor in plan:
-        series, half = tensor.region.series, tensor.dtype.is_half
-        if series not in FP32_SERIES + "A" or not tensor.numel:
-            continue
-        values = rng.standard_normal(tensor.numel, np.float32)
-        decades = rng.uniform(-4, 3, tensor.numel) if half else rng.uniform(-12, 3, tensor.numel)
-        values *= (10.0**decades).astype(np.float32)
-        if series == "V":
-            values *= values
-        out = values.reshape(tensor.shape)
-        arena[tensor] = _bits(out, tensor.dtype.label) if half else out
-
-
-def _bits(values: np.ndarray, half: str) -> np.ndarray:
-    bits = to_half(values, half)
-    return bits if half == "bf16" else bits.view(np.float16)
-
-
-def _plan(arena: Arena) -> MemoryPlan:
-    if arena.plan is None:
-        raise ValueError("verify: got an arena without a plan, expected Arena(plan); plan first")
-    return arena.plan
-
-
-def differing(got: np.ndarray, want: np.ndarray, element: str, half: str | None) -> np.ndarray:
-    """Return the indices at which two arrays differ in bits, any NaN being equal to any NaN."""
-    unequal = got.view(f"u{got.itemsize}") != want.view(f"u{want.itemsize}")
-    if element in ("f4", "f8"):
-        unequal &= ~(np.isnan(got) & np.isnan(want))
-    elif element == "half":
-        exponent, mantissa = (0x7F80, 0x7F) if half == "bf16" else (0x7C00, 0x3FF)
-        nan = [((x & exponent) == exponent) & ((x & mantissa) != 0) for x in (got, want)]
-        unequal &= ~(nan[0] & nan[1])
-    return np.flatnonzero(unequal)
-
-
-def locate(plan: MemoryPlan | None, name: str, span: Range, index: int, itemsize: int) -> str:
-    """Return where an element of a range lies: tensor name and index, or padding behind it."""
-    if plan is None:
-        return f"{name}[{index}]"
-    tensors = list(plan)
-    offset = span.base_offset + index * itemsize
-    k = bisect.bisect_right([t.offset for t in tensors], offset) - 1
-    tensor = tensors[k]
-    element = (offset - tensor.offset) // itemsize
-    inside = element * itemsize < tensor.nbytes
-    return f"{name}: {tensor.name}[{element}]" + ("" if inside else " (padding)")
-
-
-def check(launch: BoundLaunch) -> Verdict:
-    """Run a launch and its reference from the same memory and compare all that both were given."""
-    binding = launch.binding
-    kernel = binding.op.kernel
-    want = launch.arrays(download=True)
-    made_reference = kernel.reference(**binding.flags)
-    start = time.perf_counter()
-    if launch.count:
-        made_reference(*want, *launch.integers)
-    launch()
-    got = launch.arrays(download=True)
-    difference = None
-    for (name, element), one, two in zip(kernel.arguments, got, want, strict=True):
-        wrong = differing(one, two, element, binding.flags.get("half"))
-        if wrong.size and difference is None:
-            owner, span = binding.locate(name)
-            assert span is not None
-            where = locate(owner.plan, name, span, int(wrong[0]), one.itemsize)
-            difference = (
-                f"{where} is {one[wrong[0]]!r}, expected {two[wrong[0]]!r}; "
-                f"{wrong.size} of {one.size} elements differ"
-            )
-    seconds = time.perf_counter() - start
-    return Verdict(binding.op.name, dict(binding.flags), launch.count, difference, seconds)
+from rangeops.verify.compare import Verdict, check, fill_random, plan_of
 
 
 def planned_variants(op: RangeOp, plan: MemoryPlan) -> Iterator[dict[str, Any]]:
@@ -171,7 +62,7 @@ def verify_all(
 
     ``only(op, arguments)`` may leave variants out.
     """
-    plan = _plan(arena)
+    plan = plan_of(arena)
     begin = REGISTRY["begin_step"].bind(arena) if plan.parameters else None
     for op in REGISTRY.values():
         for arguments in planned_variants(op, plan):

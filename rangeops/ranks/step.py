@@ -87,7 +87,7 @@ class _RanksStep:
 
         Every rank captures, after one step outside, and replays as often as the others.
         """
-        graph = Graph(self.arena, [*before, *self.launches] * steps)
+        graph = Graph(self.arena, [*before, self] * steps)
         self.ranks.graphs.append(graph)
         return graph
 

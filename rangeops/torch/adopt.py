@@ -266,12 +266,11 @@ def adopter_of(params: list[torch.Tensor]) -> Adopted:
         PlanError: nothing did, or several.
 
     """
-    found = {id(a): a for a in (_adopted.get(id(p)) for p in params)}
-    if len(found) != 1 or None in found.values():
+    adopters = [_adopted.get(id(p)) for p in params]
+    adopter = adopters[0] if adopters else None
+    if adopter is None or any(other is not adopter for other in adopters):
         raise PlanError(
             "optimizer: got parameters that no one arena holds, expected those of one adopted "
             "module; call rangeops.torch.adopt(model, ...) first"
         )
-    (adopter,) = found.values()
-    assert adopter is not None
     return adopter

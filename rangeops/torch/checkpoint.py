@@ -102,8 +102,8 @@ class Contents:
         scalars.set(step=step, found_inf=0, skip_step=0)
         if self.scaled and "loss_scale" in own:
             scalars.loss_scale = own["loss_scale"]
-        for group, kept in zip(self.groups, saved, strict=True):
-            group.update({k: v for k, v in kept.items() if k != "params"})
+        for group, hyper in zip(self.groups, saved, strict=True):
+            group.update({k: v for k, v in hyper.items() if k != "params"})
 
     def _writes(self, states: list[dict[str, Any]]) -> list[tuple[torch.Tensor, Any]]:
         """Return every moment with what is to be written there, None for zeros."""

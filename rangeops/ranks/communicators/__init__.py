@@ -106,5 +106,6 @@ def connect(name: str, world: World, arena: Arena) -> Communicator:
                 f"ranks: rank {rank} has communicator {other!r}, rank {world.rank} {name!r}, "
                 "expected one on all; give all ranks the same"
             )
-    made: Communicator = importlib.import_module(f"{__name__}.{name}").connect(world, arena)
-    return made
+    engine = importlib.import_module(f"{__name__}.{name}")
+    communicator: Communicator = engine.connect(world, arena)
+    return communicator

@@ -58,7 +58,7 @@ class CpuCommunicator:
         """Do nothing: a call that fails raises, and no step is queued behind it."""
 
     def abort(self) -> None:
-        """Do nothing: whoever waits on a socket looks for itself."""
+        """Do nothing: a call that waits on a socket asks the world itself."""
 
     def close(self) -> None:
         """Do nothing: the sockets are the world's."""

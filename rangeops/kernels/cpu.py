@@ -9,6 +9,7 @@ loop allocates nothing and raises nothing, so its machine code needs neither Pyt
 from __future__ import annotations
 
 import math
+import sys
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -18,7 +19,7 @@ from numba import float32, float64, int32, int64, njit, types, uint8, uint16, ui
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from rangeops.kernels.half import bf16_rules, fp16_rules
+from rangeops.kernels.half import format_of
 
 WORDS = (
     "at", "atomic_min", "bits_float", "float32", "float64", "float_bits", "int32", "int64",
@@ -48,7 +49,7 @@ def sqrt(typingctx, value):
 
 
 _MATH = ModuleType("math")
-_MATH.sqrt = sqrt
+_MATH.__dict__["sqrt"] = sqrt
 
 
 def device(function):
@@ -122,9 +123,7 @@ def local(typingctx, count, dtype):
 
 def half(dtype):
     """Return (widen, narrow) of a half format: uint16 -> float32 and back, nearest even."""
-    words = uint16, uint32, float_bits, bits_float
-    rules = bf16_rules(*words) if dtype == "bf16" else fp16_rules(*words, float32)
-    return tuple(device(rule) for rule in rules)
+    return tuple(device(rule) for rule in format_of(dtype).rules(sys.modules[__name__]))
 
 
 def target_machine():

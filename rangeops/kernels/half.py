@@ -1,21 +1,25 @@
 """bf16 and fp16 conversions: in integer arithmetic for compilers without a half type, and in NumPy.
 
 Both directions follow IEEE 754: round to nearest even, subnormals kept, overflow to infinity,
-NaN stays NaN.  The rules are functions of the caller's types, so that the same lines serve the
-GPU (bf16), the simulator and the CPU loops; they choose by values, never by branches, so that CPU
+NaN stays NaN.  The rules are functions of a vocabulary, so that the same lines serve the GPU
+(bf16), the simulator and the CPU loops; they choose by values, never by branches, so that CPU
 loops vectorize.  ``to_half`` and ``from_half`` are the references' own spelling: NumPy's float16,
 and ml_dtypes for bf16.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from plan import DType
 
-def bf16_rules(uint16: Any, uint32: Any, float_bits: Any, bits_float: Any) -> tuple[Any, Any]:
-    """Return (widen, narrow) of bf16 for a compiler with the given types and bit casts."""
+
+def bf16_rules(x: Any) -> tuple[Any, Any]:
+    """Return (widen, narrow) of bf16 in the words of vocabulary ``x``."""
+    uint16, uint32, float_bits, bits_float = x.uint16, x.uint32, x.float_bits, x.bits_float
 
     def widen(u):
         return bits_float(uint32(uint32(u) << uint32(16)))
@@ -31,15 +35,15 @@ def bf16_rules(uint16: Any, uint32: Any, float_bits: Any, bits_float: Any) -> tu
     return widen, narrow
 
 
-def fp16_rules(
-    uint16: Any, uint32: Any, float_bits: Any, bits_float: Any, float32: Any
-) -> tuple[Any, Any]:
-    """Return (widen, narrow) of fp16 for a compiler without a half type.
+def fp16_rules(x: Any) -> tuple[Any, Any]:
+    """Return (widen, narrow) of fp16 in the words of vocabulary ``x``, without a half type.
 
     Subnormals go through the float32 adder, with no subnormal float32 on the way, for which some
     CPUs take a hundred cycles.  Widening subtracts 2**-14 from 2**-14 + subnormal; narrowing adds
     0.5, whose last place is the half's smallest subnormal.
     """
+    uint16, uint32, float32 = x.uint16, x.uint32, x.float32
+    float_bits, bits_float = x.float_bits, x.bits_float
 
     def widen(u):
         magnitude = uint32(u) & uint32(0x7FFF)
@@ -68,6 +72,22 @@ def fp16_rules(
     return widen, narrow
 
 
+class Format(NamedTuple):
+    """A half format: its rules, and the bits of its exponent."""
+
+    rules: Callable[[Any], tuple[Any, Any]]
+    exponent: int
+
+
+FORMATS = {"fp16": Format(fp16_rules, 0x7C00), "bf16": Format(bf16_rules, 0x7F80)}
+"""The half formats by the labels of ``plan.DType``."""
+
+
+def format_of(half: str | None) -> Format:
+    """Return a format; where a kernel moves no halves, any will do."""
+    return FORMATS[half or "fp16"]
+
+
 def to_half(x: np.ndarray, half: str | None) -> np.ndarray:
     """Return the bits (uint16) of float32 ``x`` in a half format, in NumPy."""
     with np.errstate(all="ignore"):
@@ -81,8 +101,10 @@ def from_half(bits: np.ndarray, half: str | None) -> np.ndarray:
 
 
 def _numpy_type(half: str | None) -> Any:
-    if half != "bf16":
-        return np.float16
+    """Return NumPy's own type, or that of ml_dtypes where NumPy has none."""
+    dtype = DType.named(half or "fp16")
+    if dtype.numpy != dtype.bits:
+        return np.dtype(dtype.numpy)
     import ml_dtypes
 
-    return ml_dtypes.bfloat16
+    return getattr(ml_dtypes, dtype.full_name)

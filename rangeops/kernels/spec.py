@@ -1,7 +1,7 @@
 """The record of an op: what it reads and writes, and the three spellings of its kernel.
 
 Everything above reads these records: the generator, the launch machinery, the documentation, the
-tests.  Of the library this file imports the plan's table of state alone.
+tests.  Of the library this file imports the plan's tables alone.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from plan.dtype import DType
 from plan.scratch import STATE_OF
 
-ELEMENT_BYTES = {"u1": 1, "half": 2, "f4": 4}
-"""Bytes of an operand's element."""
+ELEMENT_BYTES = {"u1": 1} | {dtype.element: dtype.itemsize for dtype in DType}
+"""Bytes of an operand's element: a byte, or what ``plan.DType`` calls one."""
+
+HALVES = tuple(dtype.label for dtype in DType if dtype.is_half)
+"""The half formats."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,7 @@ class Kernel:
         return tuple("u2" if element == "half" else element for _, element in self.arguments)
 
 
-HALF_GRAD: dict[str, tuple[Any, ...]] = {"half": (None, "fp16", "bf16"), "half_grad": (False, True)}
+HALF_GRAD: dict[str, tuple[Any, ...]] = {"half": (None, *HALVES), "half_grad": (False, True)}
 """The flags of an op that reads gradients, FP32 or half."""
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from plan import GRANULE, MemoryPlan, PlanError, Range, Region
 from plan.scratch import STATE_OF
+from plan.series import SERIES, WEIGHT_KINDS
 from rangeops.arena.arena import Arena
 from rangeops.kernels.spec import OpSpec
 from rangeops.launch.operands import Resolved
@@ -208,6 +209,6 @@ class Binding:
         half = first.operand.element == "half"
         whole = plan.series_range(first.operand.series, "all", half)
         inside = (first.span.base_offset - whole.base_offset) // (GRANULE * (2 if half else 4))
-        weights_only = half or first.operand.series in "AN"
+        weights_only = SERIES[first.operand.series].kinds_of(half=half) == WEIGHT_KINDS
         before = plan.range(Region.W_BN_BIAS, Region.W_FC_BIAS).size // (4 * GRANULE)
         return inside + (before if weights_only else 0)

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 BYTES = "u1"
 """The element of an operand that takes any bytes."""
 
-ELEMENT_BYTES = {BYTES: 1} | {dtype.element: dtype.itemsize for dtype in DType}
-"""Bytes of an operand's element."""
-
 
 class Resolved(NamedTuple):
     """An operand's place: its operand, bytes in the arena, elements."""
@@ -88,7 +85,7 @@ def _word(element: str) -> str:
 def check_span(op: OpSpec, operand: Operand, arena: Arena, span: Range) -> None:
     """Refuse a range outside the arena, off 16 bytes, or cutting an element."""
     label = f"{op.name}: range {operand.name}"
-    size = ELEMENT_BYTES[operand.element]
+    size = operand.itemsize
     if span.base_offset < 0 or span.size < 0 or span.end > arena.nbytes:
         raise ValueError(
             f"{label} got bytes {span.base_offset} .. {span.end}, the arena has {arena.nbytes} "

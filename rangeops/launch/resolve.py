@@ -14,11 +14,10 @@ from plan import MemoryPlan, PlanConfig, PlanError
 from plan.series import WEIGHT_KINDS
 from rangeops.arena import scalars
 from rangeops.arena.arena import Arena
-from rangeops.kernels.spec import Operand, OpSpec
+from rangeops.kernels.spec import HALVES, Operand, OpSpec
 from rangeops.launch.binding import Binding
 from rangeops.launch.coefficients import DEFAULTS, SETTINGS, option_word
 from rangeops.launch.operands import (
-    ELEMENT_BYTES,
     Resolved,
     check_span,
     check_together,
@@ -211,8 +210,9 @@ def _half(
         return {}
     planned = arena.plan.config.half if arena.plan is not None else None
     wanted = half or planned or "fp16"
-    if wanted not in ("fp16", "bf16"):
-        raise ValueError(f"{op.name}: half got {half!r}, expected 'fp16' or 'bf16'")
+    if wanted not in HALVES:
+        names = " or ".join(map(repr, HALVES))
+        raise ValueError(f"{op.name}: half got {half!r}, expected {names}")
     if planned and half and half != planned:
         raise ValueError(
             f"{op.name}: half got {half!r}, the plan's halves are {planned}; leave half out"
@@ -245,8 +245,7 @@ def _resolved(
                 f"give {operand.name}=Range(offset, size)"
             )
         check_span(op, operand, arena, span)
-        size = ELEMENT_BYTES[operand.element]
-        resolved[operand.name] = Resolved(operand, span, span.size // size)
+        resolved[operand.name] = Resolved(operand, span, span.size // operand.itemsize)
     for name in ranges:
         if name not in resolved:
             raise TypeError(f"{op.name}: range {name} is not used with flags {dict(flags)}")

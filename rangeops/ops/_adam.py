@@ -18,7 +18,7 @@ import math
 
 import numpy as np
 
-from rangeops.kernels.generate import Stage
+from rangeops.kernels.spec import Stage
 from rangeops.ops._update import optimizer, update_kernel
 
 

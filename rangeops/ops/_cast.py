@@ -9,10 +9,10 @@ its upper 16 bits with the same rounding.
 
 from __future__ import annotations
 
-from rangeops.kernels.spec import read, written
+from rangeops.kernels.spec import HALVES, read, written
 from rangeops.ops._elementwise import elementwise_op
 
-HALF_FORMATS = {"half": ("fp16", "bf16")}
+HALF_FORMATS = {"half": HALVES}
 """The flags of an op that always moves halves."""
 
 

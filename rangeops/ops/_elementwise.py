@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from rangeops.kernels.generate import Stage, elementwise
-from rangeops.kernels.spec import Operand
+from rangeops.kernels.generate import elementwise
+from rangeops.kernels.spec import Operand, Stage
 from rangeops.launch.op import RangeOp, range_op
 
 _TIMES = {"read": 1, "written": 1, "updated": 2}

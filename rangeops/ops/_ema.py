@@ -12,8 +12,8 @@ call restores them.  Departure from torch's swa_utils: the difference form, whic
 
 from __future__ import annotations
 
-from rangeops.kernels.generate import Stage, elementwise
-from rangeops.kernels.spec import half_where_used, read, updated, written
+from rangeops.kernels.generate import elementwise
+from rangeops.kernels.spec import HALVES, Stage, half_where_used, read, updated, written
 from rangeops.launch.op import range_op
 from rangeops.ops._elementwise import elementwise_op
 
@@ -76,6 +76,6 @@ sema_switch = range_op(
         ),
     ),
     bytes_per_element=lambda flags: (16 if flags["swap"] else 8) + 2 * flags["half_copy"],
-    flags={"half": (None, "fp16", "bf16"), "half_copy": (False, True), "swap": (False, True)},
+    flags={"half": (None, *HALVES), "half_copy": (False, True), "swap": (False, True)},
     valid=half_where_used,
 )

@@ -22,7 +22,7 @@ import numpy as np
 
 from plan.scalars import fp32_index, int32_index
 from plan.scratch import GRANULE
-from rangeops.kernels.half import from_half, to_half
+from rangeops.kernels.half import format_of, from_half, to_half
 from rangeops.kernels.spec import HALF_GRAD, Kernel, arguments_of, half_where_used, updated
 from rangeops.launch.op import range_op
 
@@ -34,8 +34,6 @@ BLOCK_ELEMENTS = 2048
 """Elements a block of 128 threads checks: with half as many, 16 bytes of halves a thread, the rate
 at which an H200 starts blocks (1.6 a nanosecond) is the limit, at 77 % of the copy rate.  A warp's
 accesses adjoin: with 32 bytes a thread in a row, clipping runs at 71 %."""
-
-_EXPONENT = {None: 0x7C00, "fp16": 0x7C00, "bf16": 0x7F80}
 
 
 def clamp_rule(x, bound):
@@ -53,7 +51,7 @@ def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
     atomic_min, float32 = x.atomic_min, x.float32
     widen, narrow = x.half(half)
     clamp = x.device(clamp_rule)
-    exponent, mask = _EXPONENT[half], 0x7F800000
+    exponent, mask = format_of(half).exponent, 0x7F800000
 
     def special(lanes):
         m = uint32(mask)
@@ -128,7 +126,7 @@ def _check_cpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
     at = x.at
     widen, narrow = x.half(half)
     clamp = x.device(clamp_rule)
-    exponent, mask = _EXPONENT[half], 0x7F800000
+    exponent, mask = format_of(half).exponent, 0x7F800000
 
     def check(g, h, s, k, half_start, granule0, n, start, stop):
         bound = s[CLIP_VALUE] * s[GRAD_SCALE] * s[RANKS]

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from rangeops.kernels.chunk_sums import chunk_sums
-from rangeops.kernels.generate import Stage
-from rangeops.kernels.spec import HALF_GRAD, half_where_used, read, updated
+from rangeops.kernels.spec import HALF_GRAD, Stage, half_where_used, read, updated
 from rangeops.launch.op import range_op
 from rangeops.ops._update import GRADIENT, optimizer, update_kernel
 

@@ -21,7 +21,7 @@ its decay as its group says.
 
 from __future__ import annotations
 
-from rangeops.kernels.generate import Stage
+from rangeops.kernels.spec import Stage
 from rangeops.ops._update import optimizer, update_kernel
 
 

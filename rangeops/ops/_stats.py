@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from rangeops.kernels.chunk_sums import chunk_sums
-from rangeops.kernels.generate import Stage
-from rangeops.kernels.spec import HALF_GRAD, half_where_used, read
+from rangeops.kernels.spec import HALF_GRAD, Stage, half_where_used, read
 from rangeops.launch.op import range_op
 
 

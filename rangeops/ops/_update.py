@@ -26,11 +26,12 @@ from functools import partial
 from typing import Any
 
 from plan import OptimizerKind
-from rangeops.kernels.generate import Stage, elementwise
+from rangeops.kernels.generate import elementwise
 from rangeops.kernels.spec import (
     HALF_GRAD,
     Kernel,
     Operand,
+    Stage,
     half_where_used,
     read,
     updated,

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from plan import MemoryPlan, Range
+from plan import DType, MemoryPlan, Range
 from rangeops.arena.arena import Arena
-from rangeops.kernels.half import to_half
+from rangeops.kernels.half import format_of, to_half
 from rangeops.launch.launch import BoundLaunch
 
 FP32_SERIES = "WGMVE"
@@ -54,7 +54,7 @@ def fill_random(arena: Arena, seed: int = 0) -> None:
 
 def _bits(values: np.ndarray, half: str) -> np.ndarray:
     bits = to_half(values, half)
-    return bits if half == "bf16" else bits.view(np.float16)
+    return bits.view(DType.named(half).numpy)
 
 
 def plan_of(arena: Arena) -> MemoryPlan:
@@ -75,7 +75,8 @@ def differing(got: np.ndarray, want: np.ndarray, element: str, half: str | None)
     if element in ("f4", "f8"):
         unequal &= ~(np.isnan(got) & np.isnan(want))
     elif element == "half":
-        exponent, mantissa = (0x7F80, 0x7F) if half == "bf16" else (0x7C00, 0x3FF)
+        exponent = format_of(half).exponent
+        mantissa = 0x7FFF ^ exponent
         nan = [((x & exponent) == exponent) & ((x & mantissa) != 0) for x in (got, want)]
         unequal &= ~(nan[0] & nan[1])
     return np.flatnonzero(unequal)

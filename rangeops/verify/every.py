@@ -12,7 +12,7 @@ from plan import MemoryPlan, OptimizerKind, PlanConfig, Range
 from plan.models import ParameterSpec, mlp, plan_model
 from rangeops.arena.arena import Arena
 from rangeops.device import find
-from rangeops.kernels.spec import Operand
+from rangeops.kernels.spec import HALVES, Operand
 from rangeops.launch.op import REGISTRY, RangeOp
 from rangeops.verify.compare import Verdict, check, fill_random, plan_of
 
@@ -147,7 +147,7 @@ def verify_op(
         for flags in op.variants():
             for n in sizes:
                 yield _raw_verdict(op, flags, n, device)
-    for half in ("fp16", "bf16") if "half" in op.flags else ("fp16",):
+    for half in HALVES if "half" in op.flags else HALVES[:1]:
         for plan in every_plan(mlp((96, 33, 10)), half):
             if op.settings is None or op.name == plan.config.kind.label:
                 arena = Arena(plan, device=device)

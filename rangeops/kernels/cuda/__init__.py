@@ -15,7 +15,7 @@ from importlib import import_module
 
 from numba.core import config
 
-from rangeops.kernels.half import bf16_rules
+from rangeops.kernels.half import format_of
 
 WORDS = (
     "atomic_add", "atomic_min", "bits_float", "block_index", "clear16", "copy16", "float32",
@@ -27,11 +27,6 @@ WORDS = (
 SIMULATED = bool(config.ENABLE_CUDASIM)
 _forms = import_module(f"rangeops.kernels.cuda.{'simulator' if SIMULATED else 'gpu'}")
 
-_widen_bf16, _narrow_bf16 = (
-    _forms.device(rule)
-    for rule in bf16_rules(_forms.uint16, _forms.uint32, _forms.float_bits, _forms.bits_float)
-)
-
 
 def __getattr__(name):
     """Return a word of the vocabulary in the form that this process runs."""
@@ -39,8 +34,12 @@ def __getattr__(name):
 
 
 def half(dtype):
-    """Return (widen, narrow) of a half format: uint16 -> float32 and back, nearest even."""
-    return (_widen_bf16, _narrow_bf16) if dtype == "bf16" else _forms.fp16
+    """Return (widen, narrow) of a half format: uint16 -> float32 and back, nearest even.
+
+    By the form's own conversions where it has them, else by the rules.
+    """
+    own = getattr(_forms, dtype or "fp16", None)
+    return own or tuple(_forms.device(rule) for rule in format_of(dtype).rules(_forms))
 
 
 def native(function, pointers, integers, arch):

@@ -199,7 +199,7 @@ class Ranks:
         the mean does not, and NCCL's own average of them is biased.
         """
         call = self.call("all_reduce", span, "sum")
-        if call.dtype in ("fp16", "bf16"):
+        if call.is_half:
             average = ops.average_half.bind(self.arena, x=call.span, half=call.dtype)
             return InTurn(average, self.bind(call))
         return InTurn(self.bind(call), ops.average.bind(self.arena, x=call.span))

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from plan import MemoryPlan, PlanConfig, PlanError
+from plan import PlanConfig, PlanError
 from plan.models import mlp, plan_model
 from rangeops import REGISTRY, Arena, Groups, OptimizerStep, ops
 from rangeops.verify import fill_random
 from tests.helpers import HAVE_GPU, host_bytes, put, small_plan
-
-PLANNED = ("sgd", "momentum", "nesterov", "adam", "adamw", "lars", "lion")
+from tests.optim.launches import PLANNED, by_references, unfused_rest
 
 
 def filled(name, device, half, ema=True, seed=5):
@@ -19,17 +18,6 @@ def filled(name, device, half, ema=True, seed=5):
     fill_random(arena, seed)
     arena.scalars.set(lr=0.01, weight_decay=0.1, ema_decay=0.9, loss_scale=64.0)
     return arena
-
-
-def unfused_rest(arena, halves):
-    """EMA, half copy and clear, an op each."""
-    ops.ema(arena)
-    if halves:
-        ops.cast_fp32_to_fp16(arena)
-        ops.clear(arena, arena.plan.series_range("G", "weight", half=True))
-        ops.clear(arena, arena.plan.series_range("G", "bias"))
-    else:
-        ops.clear(arena, arena.plan.series_range("G"))
 
 
 HALVES = [None, "fp16", "bf16"] if HAVE_GPU else [None, "fp16"]
@@ -164,15 +152,6 @@ def replayed(step):
     return step.capture().replay
 
 
-def by_references(step):
-    def go():
-        for launch in step.launches:
-            kernel = launch.binding.op.kernel
-            kernel.reference(**launch.binding.flags)(*launch.arrays(), *launch.integers)
-
-    return go
-
-
 def test_many_steps_of_loops_equal_references():
     """1,000 steps on the CPU, overflows included, against 1,000 steps of the references."""
     loops, references = (
@@ -226,86 +205,3 @@ def test_several_steps_and_own_work_in_one_capture(device):
     graph.replay()
     assert float(arena.download("one.weight")[0]) == -3.0
     assert arena.scalars.step == 6 and seen
-
-
-def big_plan(name, half):
-    """Return a plan of 10 million parameters over several kinds, awkwardly sized."""
-    plan = MemoryPlan(PlanConfig(name, half=half, ema=True))
-    shapes = (("fc_bias", 1001), ("fc_weight", 4_000_001), ("first_conv", 999), ("deep_conv", 129))
-    for k, (kind, n) in enumerate((*shapes, ("deep_conv", 6_000_000))):
-        plan.parameter(f"t{k}", kind, (n,))
-    return plan.finalize()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("half", [None, "fp16", "bf16"])
-@pytest.mark.parametrize("name", [*PLANNED, "lamb"])
-def test_ten_million_fused_equals_unfused_equals_reference(name, half):
-    """Two steps at size, groups and a frozen tensor in it: fused, op by op, by references."""
-    import cupy
-
-    plan, halves = big_plan(name, half), half is not None
-    arenas = [Arena(plan), Arena(plan), Arena(plan, device="cpu")]
-    fill_random(arenas[2], 3)
-    for arena in arenas[:2]:
-        arena.memory[...] = cupy.asarray(arenas[2].memory)
-    options = {"lr": 0.01, "weight_decay": 0.1, "ema_decay": 0.9, "loss_scale": 64.0}
-    steps = [OptimizerStep(a, clip_norm=1e6, scaling=False, **options) for a in arenas]
-    apart = OptimizerStep(arenas[1], clip_norm=1e6, scaling=False, clear_grad=False)
-    for arena in arenas:
-        groups = Groups(arena)
-        groups.add("fast", ["t1", "t3"], lr=4.0, weight_decay=0.5)
-        groups.freeze("t2")
-        if halves:
-            ops.cast_fp32_to_fp16(arena)
-    plain = {"half_grad": halves} if name != "lamb" else {}
-    launches = [*apart.launches[:-1], REGISTRY[name].bind(arenas[1], **plain)]
-    references = by_references(steps[2])
-    for _ in range(2):
-        for launch in launches:
-            launch()
-        unfused_rest(arenas[1], halves)
-        steps[0](), references()
-    fused, unfused, reference = map(host_bytes, arenas)
-    assert arenas[0].scalars.step == 2
-    np.testing.assert_array_equal(fused, unfused)
-    np.testing.assert_array_equal(fused, reference)
-
-
-@pytest.mark.gpu
-def test_more_than_two_to_the_31_elements_in_one_range():
-    import cupy
-
-    from plan import Range
-
-    n = 2**31 + 4096
-    memory = cupy.empty(4 * n, cupy.uint8)
-    arena = Arena.wrap(memory)
-    values = memory.view(cupy.float32)
-    ops.clear(arena, Range(0, 4 * n))
-    assert not values[:: 2**20].any() and values[-1] == 0
-    values[-3:] = cupy.array([1.0, 2.0, cupy.nan], cupy.float32)
-    check = ops.check_nan.bind(arena, g=Range(0, 4 * n))
-    check()
-    assert check.scalars.found_inf == 1
-    assert check.scalars.first_nonfinite == (n - 1) // 128
-    half = cupy.zeros(2 * n + 4 * n, cupy.uint8)
-    both = Arena.wrap(half)
-    half[2 * n :].view(cupy.float32)[-2:] = cupy.array([0.5, -2.0], cupy.float32)
-    ops.cast_fp32_to_fp16(both, dst=Range(0, 2 * n), src=Range(2 * n, 4 * n))
-    tail = half[: 2 * n].view(cupy.float16)[-2:].get()
-    np.testing.assert_array_equal(tail, np.array([0.5, -2.0], np.float16))
-    del half, both
-    target = cupy.empty(8 * n, cupy.uint8)
-    target[4 * n :] = memory
-    ops.copy(Arena.wrap(target), dst=Range(0, 4 * n), src=Range(4 * n, 4 * n))
-    assert (target[: 4 * n : 2**16] == target[4 * n :: 2**16]).all()
-    assert (target[4 * n - 16 : 4 * n] == target[-16:]).all()
-    del target, memory, values
-    state = cupy.zeros(16 * n, cupy.uint8)
-    views = [state[4 * n * k : 4 * n * (k + 1)].view(cupy.float32) for k in range(4)]
-    views[0][-1], views[1][-1] = 1.0, 0.1
-    spans = {key: Range(4 * n * k, 4 * n) for k, key in enumerate("pgmv")}
-    ops.adamw(Arena.wrap(state), **spans, lr=1e-3, step=1)
-    assert float(views[0][-1]) == pytest.approx(0.999, rel=1e-6)
-    assert not views[0][:: 2**16].any()

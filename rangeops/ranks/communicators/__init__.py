@@ -56,6 +56,11 @@ class Call:
         """Elements of the range."""
         return self.span.size // np.dtype(NUMPY[self.dtype]).itemsize
 
+    @property
+    def is_half(self) -> bool:
+        """Whether the elements are 16-bit floats, which a view has as their bits."""
+        return NUMPY[self.dtype] == "u2"
+
     def __str__(self) -> str:
         """Return it as messages name it."""
         how = "_".join(filter(None, (self.name, self.op)))

@@ -101,7 +101,7 @@ class NcclCommunicator:
             self._settle(str(calls[0]))
 
     def _enqueue(self, call: Call, view: Any, stream: int) -> None:
-        if call.dtype in ("fp16", "bf16"):
+        if call.is_half:
             view = view.view(_half(call.dtype))
         comm, op = self._comm, core.MAX if call.op == "max" else core.SUM
         shard = view.size // self._world.size

@@ -15,7 +15,7 @@ import numpy as np
 from rangeops.arena.arena import Arena
 from rangeops.kernels.half import from_half, to_half
 from rangeops.ranks import transport
-from rangeops.ranks.communicators import NUMPY, Call, RankMismatch
+from rangeops.ranks.communicators import Call, RankMismatch
 from rangeops.ranks.world import World
 
 
@@ -116,7 +116,7 @@ class CpuCommunicator:
 
     def _reduced(self, call: Call, view: np.ndarray) -> np.ndarray:
         """Return the reduction of all ranks' views, at rank 0."""
-        half = call.dtype if NUMPY[call.dtype] == "u2" else None
+        half = call.dtype if call.is_half else None
         total = from_half(view, half) if half else view.copy()
         other = np.empty_like(view)
         for peer in self._peers():

@@ -21,6 +21,7 @@ def unfused_rest(arena, halves):
 
 def by_references(step):
     """Return a call that runs the reference of every launch of a step."""
+
     def go():
         for launch in step.launches:
             kernel = launch.binding.op.kernel

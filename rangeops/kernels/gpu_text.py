@@ -15,7 +15,11 @@ def gpu_text(d: Elementwise, flags: Mapping[str, Any]) -> str:
     text = Text(d.name, parameters(d))
     lanes = range(d.per_thread)
     text.add(f"i = thread() * int64({d.per_thread})", "left = n - i", "if left <= 0:", "    return")
-    if d.per_thread == 8:
+    if not d.gated:
+        # Before the data: what a load waits for must not wait for another one (average in 16 bits:
+        # 1.74 ms behind the data, 1.11 before them, 540 M elements on an H200).
+        text.lines(coefficient_lines(d, flags))
+    if d.per_thread == 8 and any(o.element != "half" for o in d.active(flags).values()):
         text.add("if left < 8:")
         with text.indented():
             text.add("for j in range(i, n):")
@@ -31,20 +35,27 @@ def gpu_text(d: Elementwise, flags: Mapping[str, Any]) -> str:
     if d.gated:
         text.add(f"row = {row_of('i >> shift')}", f"if {LIVE}:")
     with text.indented(d.gated):
+        if d.gated:
+            text.lines(coefficient_lines(d, flags))
         text.lines(stage_lines(d, flags, lanes))
     if d.clears and flags.get(d.clears):
         text.lines(clear_lines(d, flags))
     return text.written()
 
 
+def coefficient_lines(d: Elementwise, flags: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the reads of all coefficients and scalars of a variant."""
+    for name in d.coefficients(d.running(flags), flags):
+        yield f"{name} = {place(name, d.scalars)}"
+    if d.gated and d.scaled in {o.name for o in d.loaded(flags)}:
+        yield "grad = c[GRAD]"
+
+
 def stage_lines(d: Elementwise, flags: Mapping[str, Any], lanes: range) -> Iterator[str]:
     """Yield the text of all stages over the lanes of a thread, with their stores."""
     running, loaded = d.running(flags), {o.name for o in d.loaded(flags)}
     coefficients, active = d.coefficients(running, flags), d.active(flags)
-    for name in coefficients:
-        yield f"{name} = {place(name, d.scalars)}"
     if d.gated and d.scaled in loaded:
-        yield "grad = c[GRAD]"
         for q in lanes:
             yield f"{d.scaled}{q} = {d.scaled}{q} * grad"
     for stage in running:
@@ -111,8 +122,6 @@ def _element(d: Elementwise, flags: Mapping[str, Any], at: str) -> Iterator[str]
     coefficients = d.coefficients(running, flags)
     named = {n: f"{n}_" for stage in running for n in (*stage.arguments, *stage.targets)}
     named |= {n: n for n in coefficients}
-    for name in coefficients:
-        yield f"{name} = {place(name, d.scalars)}"
     for o in d.loaded(flags):
         value = f"{o.name}[{at}]"
         yield f"{o.name}_ = " + (f"widen({value})" if o.element == "half" else value)

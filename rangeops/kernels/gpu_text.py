@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rangeops.kernels.source import Text
@@ -51,10 +51,12 @@ def coefficient_lines(d: Elementwise, flags: Mapping[str, Any]) -> Iterator[str]
         yield "grad = c[GRAD]"
 
 
-def stage_lines(d: Elementwise, flags: Mapping[str, Any], lanes: range) -> Iterator[str]:
-    """Yield the text of all stages over the lanes of a thread, with their stores."""
+def stage_lines(
+    d: Elementwise, flags: Mapping[str, Any], lanes: range, stores: bool = True
+) -> Iterator[str]:
+    """Yield the text of all stages over the lanes of a thread, with their stores or without."""
     running, loaded = d.running(flags), {o.name for o in d.loaded(flags)}
-    coefficients, active = d.coefficients(running, flags), d.active(flags)
+    coefficients = d.coefficients(running, flags)
     if d.gated and d.scaled in loaded:
         for q in lanes:
             yield f"{d.scaled}{q} = {d.scaled}{q} * grad"
@@ -63,9 +65,8 @@ def stage_lines(d: Elementwise, flags: Mapping[str, Any], lanes: range) -> Itera
             named = {n: f"{n}{q}" for n in (*stage.arguments, *stage.targets)}
             named |= {n: n for n in coefficients}
             yield call(stage, named.__getitem__)
-        for name in stage.targets:
-            if name in active:
-                yield from _store(active[name], lanes)
+        if stores:
+            yield from store_lines(d, flags, stage.targets, lanes)
 
 
 def load_lines(d: Elementwise, operand: Operand, flags: Mapping[str, Any]) -> Iterator[str]:
@@ -87,6 +88,16 @@ def load_lines(d: Elementwise, operand: Operand, flags: Mapping[str, Any]) -> It
     else:
         yield f"{name}0, {name}1, {name}2, {name}3 = load4({name}, i, left)"
         yield f"{name}4, {name}5, {name}6, {name}7 = load4({name}, i + 4, left - 4)"
+
+
+def store_lines(
+    d: Elementwise, flags: Mapping[str, Any], targets: Iterable[str], lanes: range
+) -> Iterator[str]:
+    """Yield the stores of those targets that are operands."""
+    active = d.active(flags)
+    for name in targets:
+        if name in active:
+            yield from _store(active[name], lanes)
 
 
 def _store(operand: Operand, lanes: range) -> Iterator[str]:

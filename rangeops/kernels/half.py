@@ -91,17 +91,20 @@ def format_of(half: str | None) -> Format:
 def to_half(x: np.ndarray, half: str | None) -> np.ndarray:
     """Return the bits (uint16) of float32 ``x`` in a half format, in NumPy."""
     with np.errstate(all="ignore"):
-        return x.astype(_numpy_type(half)).view(np.uint16)
+        return x.astype(numpy_type(half)).view(np.uint16)
 
 
 def from_half(bits: np.ndarray, half: str | None) -> np.ndarray:
     """Return the float32 values of half ``bits`` (uint16), in NumPy."""
     with np.errstate(all="ignore"):
-        return np.ascontiguousarray(bits).view(_numpy_type(half)).astype(np.float32)
+        return np.ascontiguousarray(bits).view(numpy_type(half)).astype(np.float32)
 
 
-def _numpy_type(half: str | None) -> Any:
-    """Return NumPy's own type, or that of ml_dtypes where NumPy has none."""
+def numpy_type(half: str | None) -> Any:
+    """Return the array type of a half format: NumPy's own, or that of ml_dtypes where it has none.
+
+    Where no halves are meant (None), any will do.
+    """
     dtype = DType.named(half or "fp16")
     if dtype.numpy != dtype.bits:
         return np.dtype(dtype.numpy)

@@ -18,20 +18,12 @@ import numpy as np
 from nccl import core
 
 from rangeops.arena.arena import Arena
+from rangeops.kernels.half import numpy_type
 from rangeops.ranks.communicators import Call
 from rangeops.ranks.world import World
 
 SUCCESS, IN_PROGRESS = 0, 7
 """NCCL's result codes."""
-
-
-def _half(dtype: str) -> Any:
-    """Return NumPy's type of a half format, by which NCCL knows what to add."""
-    if dtype == "fp16":
-        return np.float16
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16
 
 
 def connect(world: World, arena: Arena) -> NcclCommunicator:
@@ -102,7 +94,7 @@ class NcclCommunicator:
 
     def _enqueue(self, call: Call, view: Any, stream: int) -> None:
         if call.is_half:
-            view = view.view(_half(call.dtype))
+            view = view.view(numpy_type(call.dtype))
         comm, op = self._comm, core.MAX if call.op == "max" else core.SUM
         shard = view.size // self._world.size
         mine = view[self._world.rank * shard : (self._world.rank + 1) * shard]

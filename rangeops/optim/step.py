@@ -19,6 +19,7 @@ from rangeops import ops
 from rangeops.arena.arena import Arena
 from rangeops.arena.groups import Groups
 from rangeops.arena.status import Status
+from rangeops.device.streams import handle_of
 from rangeops.launch.graph import Graph
 from rangeops.launch.launch import BoundLaunch
 from rangeops.launch.op import REGISTRY
@@ -104,6 +105,7 @@ class OptimizerStep:
         self.launches = (*self.check, *self.begin, *self.update)
         self.accumulate = ops.accumulate_grad.bind(arena) if accumulate else None
         self._status = Status(arena)
+        self._current = arena.backend.stream_reader(arena.framework)
 
     def __repr__(self) -> str:
         """Return the optimizer, halves and EMA, the launches, and what a step moves."""
@@ -178,8 +180,9 @@ class OptimizerStep:
 
     def __call__(self, stream: Any = None) -> None:
         """Run one step on ``stream`` (default: the framework's current one)."""
+        handle = self._current() if stream is None else handle_of(stream)
         for launch in self.launches:
-            launch(stream)
+            launch(handle)
 
     def status(self, stream: Any = None) -> Status:
         """Ask for step, skipped steps, scale and norm as of now; does not wait, see ``Status``."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections import OrderedDict
 from collections.abc import Mapping, MutableMapping, Sequence
+from functools import cache
 from typing import Any
 
 from rangeops.arena import scalars
@@ -130,6 +131,12 @@ def bind(
             "before; call op.bind(arena, ...) ahead of the capture, it compiles and allocates"
         )
     return BoundLaunch(resolve(op, arena, spans, arguments))
+
+
+@cache
+def _scalars_of(op: OpSpec) -> frozenset[str]:
+    """Return the names of arguments that are scalars, and may differ from call to call."""
+    return frozenset((*scalars.NAMES, *op.scalars, "step"))
 
 
 def run(

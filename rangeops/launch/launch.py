@@ -150,15 +150,18 @@ def run(
     launches: MutableMapping[Any, _Launched] = (
         arena.keep("launches", dict) if arena is memory else _foreign
     )
-    settable = {*scalars.NAMES, *op.scalars, "step"}
+    settable = _scalars_of(op)
     values = {name: value for name, value in arguments.items() if name in settable}
     rest = {name: value for name, value in arguments.items() if name not in settable}
     place = (arena.ptr, arena.nbytes, arena.device)
     key = (op.name, place, repr((spans, rest)), bool(values))
-    launch, last = launches.get(key) or (bind(op, arena, spans, arguments), values)
-    if values != last:
+    launch, last = launches.get(key) or (None, values)
+    if launch is None:
+        launch = bind(op, arena, spans, arguments)
+        launches[key] = launch, values
+        if len(_foreign) > FOREIGN_BINDINGS:
+            _foreign.popitem(last=False)
+    elif values != last:
         launch.set(**values)
-    launches[key] = launch, values
-    if len(_foreign) > FOREIGN_BINDINGS:
-        _foreign.popitem(last=False)
+        launches[key] = launch, values
     launch(stream)

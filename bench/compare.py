@@ -3,8 +3,9 @@
 Each topic is measured by each tree's own ``python -m bench``, in turn (old new old new), since a
 machine's times drift.  Rows are matched by topic, case and subject.  A row's ratio is the median
 of new over the median of old; rows slower by more than 1 % are flagged, and where the two trees'
-rounds overlap, the flag says that too.  Peers' rows are the same work in both: they show the noise.  Writes ``compare.md`` and ``compare.json``; the exit status
-is 1 if a row is slower or a topic failed in a tree.
+rounds overlap, the flag says that too.  Peers' rows are the same work in both: they show the noise.
+Writes ``compare.md`` and ``compare.json``; the exit status is 1 if a row is slower or a topic
+failed in a tree.
 """
 
 from __future__ import annotations

@@ -1,0 +1,217 @@
+"""Optimizers that differ by coefficients alone: what begin_step writes, and what comes of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from plan import MemoryPlan, PlanConfig
+from plan.scratch import BLOCK, BLOCK_FLOATS, ROW, ROW_FLOATS
+from rangeops import Arena, ops
+from tests.helpers import get
+
+N = 2_000_000
+
+F = np.float32
+
+
+def sgd(p, g, m, v, x):
+    return p - x.lr * (g + x.wd * p), m, v
+
+
+def sgd_decoupled(p, g, m, v, x):
+    return p * x.keep - x.lr * g, m, v
+
+
+def momentum(p, g, m, v, x):
+    m = x.mu * m + x.omd * (g + x.wd * p)
+    return p - x.lr * m, m, v
+
+
+def momentum_decoupled(p, g, m, v, x):
+    m = x.mu * m + x.omd * g
+    return p * x.keep - x.lr * m, m, v
+
+
+def nesterov(p, g, m, v, x):
+    g = g + x.wd * p
+    m = x.mu * m + x.omd * g
+    return p - x.lr * (g + x.look * m), m, v
+
+
+def nesterov_decoupled(p, g, m, v, x):
+    m = x.mu * m + x.omd * g
+    return p * x.keep - x.lr * (g + x.look * m), m, v
+
+
+def lars(p, g, m, v, x):
+    m = x.mu * m + x.lr * (g + x.wd * p)
+    return p - m, m, v
+
+
+def lars_nesterov(p, g, m, v, x):
+    d = x.lr * (g + x.wd * p)
+    m = x.mu * m + d
+    return p - (d + x.look * m), m, v
+
+
+def adam(p, g, m, v, x):
+    g = g + x.wd * p
+    m = m + x.omb1 * (g - m)
+    v = v + x.omb2 * (g * g - v)
+    return p - x.step_size * (m / (np.sqrt(v) * x.isb2 + x.eps)), m, v
+
+
+def adamw(p, g, m, v, x):
+    m = m + x.omb1 * (g - m)
+    v = v + x.omb2 * (g * g - v)
+    return p * x.keep - x.step_size * (m / (np.sqrt(v) * x.isb2 + x.eps)), m, v
+
+
+class Values:
+    """The float32 coefficients of a step, each rounded once from Python's numbers."""
+
+    def __init__(self, step, dampening):
+        lr, wd, b1, b2 = F(0.01), F(0.05), F(1 - 0.9), F(1 - 0.99)
+        lr, wd, omb1, omb2 = map(np.float64, (lr, wd, b1, b2))
+        self.lr, self.wd, self.keep, self.eps = F(lr), F(wd), F(1 - lr * wd), F(1e-6)
+        self.mu = F(0.9) if step > 1 else F(0)
+        self.omd = F(1 - dampening) if step > 1 else F(1)
+        self.look, self.omb1, self.omb2 = F(0.9), F(omb1), F(omb2)
+        self.step_size = F(lr / (1 - power(1 - omb1, step)))
+        self.isb2 = F(1 / np.sqrt(1 - power(1 - omb2, step)))
+
+
+def power(base, exponent):
+    """Return base**exponent for the exponents 1 and 3."""
+    return base if exponent == 1 else base * (base * base)
+
+
+RULES = (
+    ("sgd", {}, sgd), ("sgd", {"decoupled": True}, sgd_decoupled),
+    ("momentum", {}, momentum), ("momentum", {"decoupled": True}, momentum_decoupled),
+    ("nesterov", {}, nesterov), ("nesterov", {"decoupled": True}, nesterov_decoupled),
+    ("lars", {}, lars), ("lars", {"nesterov": True}, lars_nesterov),
+    ("adam", {}, adam), ("adamw", {}, adamw),
+)  # fmt: skip
+"""Optimizer, options of begin_step, and the rule that it had to itself."""
+
+
+def values_of(rng, series):
+    """Return N float32 over 15 decades, with zeros of both signs; second moments not negative."""
+    values = rng.standard_normal(N) * 10.0 ** rng.uniform(-12, 3, N)
+    values[rng.integers(0, N, 1000)] = 0.0
+    values[rng.integers(0, N, 1000)] = -0.0
+    return np.abs(values).astype(F) if series == "v" else values.astype(F)
+
+
+@pytest.mark.parametrize("step", [1, 3])
+@pytest.mark.parametrize(("name", "options", "rule"), RULES, ids=[r[2].__name__ for r in RULES])
+def test_a_rule_of_its_own_and_coefficients_give_the_same_bits(name, options, rule, step, rng):
+    """But for signs of zero, which a product with 0 or a sum with it may turn."""
+    plan = MemoryPlan(PlanConfig(name))
+    made = plan.parameter("w", "fc_weight", (N,))
+    arena = Arena(plan.finalize(), device="cpu")
+    dampening = 0.25 if name in ("momentum", "nesterov") else 0.0
+    hyper = {"lr": 0.01, "weight_decay": 0.05, "beta2": 0.99, "eps": 1e-6, "dampening": dampening}
+    arena.scalars.set(step=step - 1, **hyper)
+    tensors = {"p": made.weight, "g": made.gradient, "m": made.m, "v": made.v}
+    start = {key: values_of(rng, key) for key in "pgmv"}
+    for key, tensor in tensors.items():
+        if tensor is not None:
+            arena[tensor] = start[key]
+    ops.begin_step(arena, **options)
+    launch = getattr(ops, name).bind(arena)
+    reference = launch.binding.op.kernel.reference(**launch.binding.flags)
+    with np.errstate(all="ignore"):
+        reference(*launch.arrays(), *launch.integers)
+        want = dict(zip("pmv", rule(**start, x=Values(step, dampening)), strict=True))
+    for key in "pmv":
+        if tensors[key] is not None:
+            got = arena.download(tensors[key])
+            same = (got.view("u4") == want[key].view("u4")) | ((got == 0) & (want[key] == 0))
+            assert (same | (np.isnan(got) & np.isnan(want[key]))).all(), key
+
+
+HYPER = {
+    "lr": 0.5, "weight_decay": 0.25, "beta1": 0.5, "beta2": 0.75, "eps": 0.125, "momentum": 0.5,
+    "dampening": 0.25, "loss_scale": 4.0, "ema_decay": 0.75, "step": 1,
+}  # fmt: skip
+
+PLAIN = {
+    "one_minus_beta1": 0.5, "one_minus_beta2": 0.25, "inv_sqrt_bc2": 0.4375**-0.5, "eps": 0.125,
+    "grad": 0.25, "one_minus_ema_decay": 0.25, "momentum": 0.5, "one_minus_dampening": 0.75,
+    "inv_bc1": 1 / 0.75, "beta1": 0.5, "beta3": 0.5, "look_gradient": 0, "look_moment": 1,
+    "lr": 0.5, "step_size": 0.5 / 0.75, "keep": 1, "weight_decay": 0.25, "skip": 0, "ratio": 1,
+    "scale": 0.5, "rate": 1,
+}  # fmt: skip
+"""Block and row at the second step by hand, where nothing is chosen: bc1 0.75, bc2 0.4375."""
+
+LR_OUTSIDE = {"scale": 1, "rate": 0.5}
+DECOUPLED = {"keep": 0.875, "weight_decay": 0}
+LOOK = {"look_gradient": 1, "look_moment": 0.5}
+
+BY_OPTIMIZER = {
+    "sgd": LR_OUTSIDE, "momentum": LR_OUTSIDE, "nesterov": LR_OUTSIDE | LOOK, "lars": {},
+    "adam": {}, "adamw": DECOUPLED, "lion": DECOUPLED, "lamb": {},
+}  # fmt: skip
+"""What an optimizer has by its nature."""
+
+BY_OPTION = {
+    "bias_correction": {"inv_sqrt_bc2": 1, "inv_bc1": 1, "step_size": 0.5},
+    "ema_warmup": {"one_minus_ema_decay": 9 / 11},
+    "maximize": {"grad": -0.25},
+    "loss_scaling": {},
+    "global_norm": {"grad": 0.125},
+    "nesterov": LOOK,
+    "grad_averaging": {"beta3": 1},
+    "lr_outside": LR_OUTSIDE,
+    "decoupled": DECOUPLED,
+}
+"""What turning an option changes: the two that are on by default are turned off."""
+
+
+def written(optimizer, **options):
+    """Return the coefficients that begin_step writes, by name, and the bias's row."""
+    plan = MemoryPlan(PlanConfig(optimizer))
+    plan.parameter("b", "fc_bias", (3,))
+    plan.parameter("w", "fc_weight", (3,))
+    arena = Arena(plan.finalize(), device="cpu")
+    arena.scalars.set(**HYPER, clip_norm=1.0)
+    arena["norm.totals"] = np.array([64.0]).view(F)  # a norm of 8, unscaled 2
+    ops.begin_step(arena, **options)
+    table = get(arena, plan.tensors["step.coefficients"].offset, BLOCK_FLOATS + 2 * ROW_FLOATS)
+    bias, weight = table[BLOCK_FLOATS:].reshape(2, ROW_FLOATS)
+    names = (*BLOCK, *ROW)
+    return dict(zip(names, [*table[: len(BLOCK)], *weight], strict=True)), dict(
+        zip(ROW, bias, strict=True)
+    )
+
+
+@pytest.mark.parametrize("optimizer", BY_OPTIMIZER)
+def test_an_optimizer_has_its_coefficients(optimizer):
+    weight, bias = written(optimizer)
+    want = PLAIN | BY_OPTIMIZER[optimizer]
+    assert weight == {name: F(value) for name, value in want.items()}
+    undecayed = {"keep": 1, "weight_decay": 0}
+    assert bias == {name: F((want | undecayed)[name]) for name in ROW}
+
+
+@pytest.mark.parametrize("option", ops.begin_step.options)
+def test_an_option_changes_its_coefficients_and_no_others(option):
+    off = option in ("bias_correction", "grad_averaging")
+    weight, _ = written("adam", **{option: not off})
+    clip = {"grad": 0.25 / (2 + 1e-6)} if option == "global_norm" else {}
+    want = PLAIN | BY_OPTION[option] | clip
+    assert weight == {name: F(value) for name, value in want.items()}
+
+
+def test_every_option_and_optimizer_is_here():
+    assert set(BY_OPTION) == set(ops.begin_step.options)
+    own = {op.name for op in map(ops.REGISTRY.get, BY_OPTIMIZER)}
+    declared = {
+        op.name
+        for op in ops.REGISTRY.values()
+        if op.settings is not None and op.__module__.startswith("rangeops.")
+    }
+    assert own == declared

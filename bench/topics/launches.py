@@ -112,7 +112,8 @@ def _first_use(case: str, subject: str, device: str, environment: dict[str, str]
     out = subprocess.run(
         command, env=environment, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
-    parts = dict(zip(("import_s", "arena_s", "first_step_s"), map(float, out), strict=True))
+    names = ("import_s", "arena_s", "first_step_s")
+    parts: dict[str, Any] = dict(zip(names, map(float, out), strict=True))
     taken = timing.Timing(sum(parts.values()), 0.0)
     return row("first-use", case, subject, taken, **{k: round(v, 3) for k, v in parts.items()})
 

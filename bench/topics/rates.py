@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from bench import timing
@@ -49,7 +50,7 @@ def op_rates(elements: int) -> Iterator[dict[str, Any]]:
         with stream:
             if not memset:
                 whole = arena.view(plan.range(Region.W_FC_WEIGHT, Region.E_DEEP_CONV), "u1")
-                taken = timing.gpu(lambda whole=whole: _memset(whole, stream), stream)
+                taken = timing.gpu(partial(_memset, whole, stream), stream)
                 memset = whole.size / taken.seconds
                 yield row("op-rate", "memset", "cudaMemset", taken, whole.size, rate)
             for case in found:

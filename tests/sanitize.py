@@ -1,7 +1,7 @@
 """Every kernel once, for ``compute-sanitizer --tool memcheck python -m tests.sanitize``.
 
-Runs all variants on a small plan and all ops on raw ranges of awkward sizes, each against its
-reference; the exit status is the number of differences.
+Runs all variants of all ops on small plans for every optimizer, and all ops on raw ranges of
+awkward sizes, each against its reference; the exit status is the number of differences.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import sys
 import numpy as np
 
 from plan import Range
-from rangeops import REGISTRY, Arena
-from rangeops.verify import check, verify_all
-from tests.helpers import raw_arena, small_plan
+from plan.models import ParameterSpec
+from rangeops import REGISTRY
+from rangeops.verify import check, verify_every_op
+from tests.helpers import SHAPES, raw_arena
 from tests.ops.test_every_op import on_ranges
 
 
 def main() -> int:
     """Run everything; print how many launches there were and how many differed."""
     verdicts = []
+    specs = [ParameterSpec(*shape) for shape in SHAPES]
     for half in ("fp16", "bf16"):
-        plan = small_plan("lamb", half=half, ema=True)  # it has the series of every optimizer
-        verdicts += verify_all(Arena(plan, device="cuda"))
+        verdicts += verify_every_op("cuda", specs, half)
     for op in REGISTRY.values():
         operands = [o for o in op.operands if not o.flag]
         for n in (1, 127, 129, 1021) if on_ranges(op) else ():

@@ -25,8 +25,31 @@ SUM = 4 * 2.0**-52
 """A float64 sum by the fixed tree: 128 terms a lane round by half an ulp (2**-53) of the partial
 sum, most of them the same way only in a test made for it."""
 
-FP16 = 2.0**-10
-"""One ulp of fp16: its input was rounded to halves."""
+DOUBLES = {"rtol": 1e-12, "atol": 1e-9}
+"""Float64 sums of some thousand float32 values up to 255, in another order."""
+
+ADDED = {"rtol": 4 * ULP, "atol": 16 * ULP}
+"""Three float32 values up to 5, in another order: two roundings of a partial sum below 16."""
+
+FP16, BF16 = 2.0**-10, 2.0**-8
+"""One ulp of fp16, half an ulp of bf16: the value was rounded to halves on the way."""
+
+TRAINED = {"rtol": 1e-4, "atol": 1e-6}
+"""State and norms of two runs of seven steps: gradients follow weights that differ by roundings,
+and a second moment's relative error is twice its gradient's."""
+
+NORM = {"rel": TRAINED["rtol"]}
+"""The same of a norm, for ``pytest.approx``."""
+
+APART = 1e-5
+"""Weights of two runs of up to a dozen steps, whose gradients follow them; absolute."""
+
+ROUNDING = 16 * ULP
+"""Two training runs may part by so much where torch's own agree to the bit: twenty-odd half ulps
+of a number near one; absolute."""
+
+PEERS = 1e-3
+"""A step of a peer, of the largest movement: it may spell eps and the corrections otherwise."""
 
 UPDATE_ULPS = 4
 """A weight after an update, in ulps of the largest of weight and step: the step is a chain of six

@@ -10,6 +10,7 @@ from bench.topics.steps import KINDS
 from plan import PlanConfig
 from plan.models import ParameterSpec, plan_model
 from rangeops import Arena, OptimizerStep
+from tests import tolerance
 
 SPECS = [
     ParameterSpec("bias", "fc_bias", (65,)),
@@ -39,7 +40,7 @@ def test_a_numpy_loop_does_the_step_of_the_library(kind):
     for ours, theirs, before in zip(*stepped(kind, 3), start, strict=True):
         moved = np.abs(theirs - before).max()
         assert moved > 0
-        np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-3 * moved)
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=tolerance.PEERS * moved)
 
 
 def test_every_optimizer_has_a_loop():

@@ -11,6 +11,7 @@ import pytest
 from plan import DType, MemoryPlan, PlanConfig, PlanError
 from rangeops import Arena
 from rangeops.h2d import Prefetcher, h2d_copy
+from tests import tolerance
 from tests.device.gate import Gate
 from tests.helpers import HAVE_GPU, host_bytes
 
@@ -257,7 +258,7 @@ def test_no_buffer_and_no_zone_is_written_while_it_is_read(late, depth):
                 held.open()
     stream.synchronize()
     want = [batch(k, shape)[0].sum(dtype=np.float64) for k in range(12)]
-    np.testing.assert_allclose(sums.get(), want, rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(sums.get(), want, **tolerance.DOUBLES)
     del held
 
 
@@ -289,7 +290,7 @@ def test_pinned_batches_are_copied_from_where_they_lie_and_may_be_rewritten():
             cupy.sum(found.data, dtype=cupy.float64, out=sums[k])
     stream.synchronize()
     want = [batch(k, shape)[0].sum(dtype=np.float64) for k in range(12)]
-    np.testing.assert_allclose(sums.get(), want, rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(sums.get(), want, **tolerance.DOUBLES)
     assert prefetcher._lane._held
     del held
 
@@ -345,7 +346,7 @@ def test_a_second_loop_on_another_stream_waits_for_the_first():
                 cupy.sum(found.data, dtype=cupy.float64, out=sums[4 * part + k])
     cupy.cuda.Device().synchronize()
     want = [batch(k, shape)[0].sum(dtype=np.float64) for k in range(4)] * 2
-    np.testing.assert_allclose(sums.get(), want, rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(sums.get(), want, **tolerance.DOUBLES)
     del held
 
 

@@ -8,6 +8,7 @@ import pytest
 from plan import PlanError, Range
 from rangeops import Arena, ops
 from rangeops.launch.coefficients import DEFAULTS, OPTIONS, SETTINGS, option_word
+from tests import tolerance
 from tests.helpers import get, host_bytes, put, raw_arena, small_plan
 
 
@@ -37,9 +38,9 @@ def test_decay_is_one_bit_that_enters_the_moments_or_not():
         launch = pair(ops.momentum, arena, decay=decay, weight_decay=0.1, momentum=0.0, step=2)
         assert ("decoupled" in words(launch.binding)) == (decay == "decoupled")
         launch()
-        assert get(arena, 0, 1)[0] == pytest.approx(1.9, rel=1e-6)
+        assert get(arena, 0, 1)[0] == pytest.approx(1.9, rel=tolerance.STEP)
         m = launch.binding.resolved["m"].span
-        assert get(arena, m.base_offset, 1)[0] == pytest.approx(moment, rel=1e-6)
+        assert get(arena, m.base_offset, 1)[0] == pytest.approx(moment, rel=tolerance.STEP)
 
 
 @pytest.mark.parametrize(

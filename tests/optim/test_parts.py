@@ -7,6 +7,7 @@ import pytest
 
 from rangeops import Arena, Graph, OptimizerStep, ops
 from rangeops.optim.report import Report
+from tests import tolerance
 from tests.helpers import host_bytes, small_plan
 
 
@@ -44,7 +45,7 @@ def test_the_kind_of_decay_is_a_coefficient(decay):
     step(), step()
     # l2: d1 = 0.25, m1 = d1, p1 = 1 - 0.125; d2 = p1/4, m2 = 0.9*d1 + d2, p2 = p1 - 0.5*m2
     want = {"l2": 0.875 - 0.5 * (0.9 * 0.25 + 0.875 / 4), "decoupled": 0.875**2}[decay]
-    assert float(step.arena.download("one.weight")[0]) == pytest.approx(want, rel=1e-6)
+    assert float(step.arena.download("one.weight")[0]) == pytest.approx(want, rel=tolerance.STEP)
 
 
 def test_a_decay_that_the_optimizer_lacks_is_refused_before_a_byte_is_written():

@@ -21,6 +21,7 @@ from rangeops.ranks import (
     World,
     rank_info,
 )
+from tests import tolerance
 from tests.helpers import small_plan
 
 DEVICE = "cpu"
@@ -99,7 +100,7 @@ def collectives(world, ranks, arena):
     np.testing.assert_array_equal(got(part, "f2"), want)
     give(np.full(numel, 60000, np.float16).view("u2"), part, "u2")
     ranks.all_reduce_mean(part)()  # a sum would be infinite
-    np.testing.assert_allclose(got(part, "f2").astype("f4"), 60000, rtol=1e-3)
+    np.testing.assert_allclose(got(part, "f2").astype("f4"), 60000, rtol=tolerance.FP16)
     flag, _ = plan.scalar("found_inf")
     arena.write(flag, np.array([me == 1], np.int32))
     ranks.all_reduce_max(Range(flag, 4))()
@@ -136,7 +137,7 @@ def bf16(world, ranks, arena):
     together.all_reduce_sum(span)()
     found = from_half(other.read(span, "u2"), "bf16")
     want = world.size * (np.arange(span.size // 2) % 32) + sum(range(world.size))
-    np.testing.assert_allclose(found, want, rtol=2**-8)
+    np.testing.assert_allclose(found, want, rtol=tolerance.BF16)
     together.close()
 
 
@@ -340,7 +341,7 @@ def gloo(world, ranks, arena):
     theirs = torch.from_numpy(values.copy())
     distributed.all_reduce(theirs)
     ranks.all_reduce_sum(span)()
-    np.testing.assert_allclose(arena.read(span, "f4"), theirs.numpy(), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(arena.read(span, "f4"), theirs.numpy(), **tolerance.ADDED)
     distributed.destroy_process_group()
 
 

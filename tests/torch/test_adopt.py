@@ -11,6 +11,7 @@ from torch import nn  # noqa: E402
 
 import rangeops.torch as ranged  # noqa: E402
 from plan import PlanError  # noqa: E402
+from tests import tolerance  # noqa: E402
 from tests.torch.models import WHERE, far, loss_of, pair, tied, train  # noqa: E402
 
 
@@ -51,7 +52,7 @@ def test_s31_tied_weights_move_once():
     optimizer = ranged.SGD(model.parameters(), lr=0.1)
     model().backward()
     optimizer.step()
-    assert model.a.weight.item() == pytest.approx(0.8, rel=1e-7)
+    assert model.a.weight.item() == pytest.approx(0.8, rel=tolerance.STORED)
 
 
 def test_s31_channels_last_weights_keep_their_order():
@@ -70,7 +71,7 @@ def test_s31_channels_last_weights_keep_their_order():
     for model, optimizer in zip((one, two), optimizers, strict=True):
         model(x).square().mean().backward()
         optimizer.step()
-    assert far(one, two) <= 1e-7
+    assert far(one, two) <= tolerance.STORED
 
 
 def test_averaged_weights_go_in_and_come_back_to_the_bit():
@@ -86,7 +87,7 @@ def test_averaged_weights_go_in_and_come_back_to_the_bit():
     live = {n: p.detach().clone() for n, p in model.named_parameters()}
     with optimizer.averaged() as inside:
         for name, param in inside.named_parameters():
-            torch.testing.assert_close(param.double(), shadow[name], rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(param.double(), shadow[name], **tolerance.SEQUENCE)
     assert all(torch.equal(p, live[n]) for n, p in model.named_parameters())
 
 

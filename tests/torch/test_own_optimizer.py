@@ -8,6 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 
 import rangeops.torch as ranged  # noqa: E402
 from plan import PlanError  # noqa: E402
+from tests import tolerance  # noqa: E402
 from tests.torch.models import far, loss_of, tied, train  # noqa: E402
 
 
@@ -83,7 +84,7 @@ def test_hyper_parameters_may_be_few():
     loss_of(model).backward()
     want = start - 0.1 * model.scale.grad.item()
     optimizer.step()
-    assert model.scale.item() == pytest.approx(want, rel=1e-6)
+    assert model.scale.item() == pytest.approx(want, rel=tolerance.STEP)
     assert optimizer.state_dict()["state"] == {}
 
 

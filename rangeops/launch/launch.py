@@ -23,6 +23,10 @@ from rangeops.launch.reference import flags_in_words
 from rangeops.launch.resolve import as_arena, resolve
 
 
+def _nothing(stream: int) -> None:
+    """Launch nothing, for a range of no elements."""
+
+
 class BoundLaunch:
     """A checked, compiled op on fixed ranges; calling it launches.
 
@@ -31,6 +35,7 @@ class BoundLaunch:
         count: elements (or tensors, chunks ...) that threads are spread over.
         threads: threads that have work, before the grid is rounded up to whole blocks.
         nbytes: bytes that one launch moves.
+        enqueue: ``enqueue(handle)``: the launch itself, on a raw stream.
 
     """
 
@@ -43,14 +48,14 @@ class BoundLaunch:
         self.nbytes = int(moved * binding.op.bytes_per_element(binding.flags))
         self._step = 1
         self._current = binding.arena.backend.stream_reader(binding.arena.framework)
-        self._launch = launchers.launcher_of(binding)
+        launch = launchers.launcher_of(binding)
+        self.enqueue = launch if self.count else _nothing
         if binding.raw and (binding.fresh or binding.values or binding.step):
             self.set(binding.step, **binding.values)
 
     def __call__(self, stream: Any = None) -> None:
         """Launch on ``stream`` (default: the framework's current one); size 0 launches nothing."""
-        if self.count:
-            self._launch(self._current() if stream is None else handle_of(stream))
+        self.enqueue(self._current() if stream is None else handle_of(stream))
 
     def __repr__(self) -> str:
         """Return op, what is on, elements and place in one line."""

@@ -225,16 +225,6 @@ begin_step = range_op(
         finish=_finish,
     ),
     bytes_per_element=lambda flags: 4 * ROW_FLOATS,
-    options=(
-        "bias_correction",
-        "ema_warmup",
-        "maximize",
-        "loss_scaling",
-        "global_norm",
-        "nesterov",
-        "grad_averaging",
-        "lr_outside",
-        "decoupled",
-    ),
+    options=tuple(name for name in at.OPTIONS if name != "trust_clip"),  # trust_ratio's own
     elementwise=False,
 )

@@ -105,6 +105,7 @@ class OptimizerStep:
         self.launches = (*self.check, *self.begin, *self.update)
         self.accumulate = ops.accumulate_grad.bind(arena) if accumulate else None
         self._status = Status(arena)
+        self._enqueue = tuple(launch.enqueue for launch in self.launches)
         self._current = arena.backend.stream_reader(arena.framework)
 
     def __repr__(self) -> str:
@@ -181,8 +182,8 @@ class OptimizerStep:
     def __call__(self, stream: Any = None) -> None:
         """Run one step on ``stream`` (default: the framework's current one)."""
         handle = self._current() if stream is None else handle_of(stream)
-        for launch in self.launches:
-            launch(handle)
+        for enqueue in self._enqueue:
+            enqueue(handle)
 
     def status(self, stream: Any = None) -> Status:
         """Ask for step, skipped steps, scale and norm as of now; does not wait, see ``Status``."""

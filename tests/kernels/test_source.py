@@ -15,7 +15,7 @@ from rangeops import ops
 from rangeops.kernels.generate import Stage, elementwise
 from rangeops.kernels.spec import updated
 from tests.kernels.variants import kernels
-from tests.ops.plain import CPU, GPU
+from tests.ops.plain import CPU, GPU, Threads
 
 WHOLE = {"half": "fp16", "half_grad": True, "half_copy": True, "ema": True, "clear_grad": True}
 
@@ -64,6 +64,7 @@ def test_a_traceback_points_into_the_text(tmp_path, monkeypatch, written):
     """Also where the cache directory cannot be written: then linecache keeps the text."""
     place = tmp_path if written else "/proc/none"
     monkeypatch.setenv("RANGEOPS_CACHE_DIR", str(place))
+    monkeypatch.setattr(Threads, "now", 0)
     function = plain_function(failing_kernel(), "gpu", {})
     with pytest.raises(ArithmeticError) as caught:
         function(np.zeros(8, np.float32), 8)

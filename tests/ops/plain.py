@@ -98,8 +98,10 @@ class PlainLaunch:
         with np.errstate(all="ignore"):
             for start, stop in () if self._threads else self._shares():
                 self._function(*arguments, start, stop)
-            for Threads.now in range(self._threads):
+            for thread in range(self._threads):
+                Threads.now = thread
                 self._function(*arguments)
+        Threads.now = 0
 
     def _shares(self) -> list[tuple[int, int]]:
         """Return what two cores would get of the items, or the whole where one takes all."""

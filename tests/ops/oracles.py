@@ -7,77 +7,25 @@ without regard to the order in which the op's rule and reference round.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
-from plan.scalars import ACCUMULATED, FP32_SCALARS, SCALAR_STRIDE, fp32_index, int32_index
-from plan.scratch import BLOCK, BLOCK_FLOATS, FOLD_CHUNKS, NORM_STRIDE, ROW, ROW_FLOATS, SUMS
+from plan.scalars import fp32_index, int32_index
+from plan.scratch import BLOCK_FLOATS, FOLD_CHUNKS, NORM_STRIDE, ROW, ROW_FLOATS, SUMS
 from tests import tolerance
+from tests.ops.expects import (
+    Expects,
+    exact,
+    exact_sum,
+    float64,
+    fp32,
+    half,
+    norm,
+    oracle,
+)
 from tests.ops.trial import Trial
-
-
-class Expects(NamedTuple):
-    """An argument's values after the op: at most ``most`` units from ``want``."""
-
-    name: str
-    got: np.ndarray
-    want: np.ndarray
-    unit: Any
-    most: float
-
-    def error(self) -> float:
-        """Return the largest error in units; where both are the same, 0."""
-        got, want = np.asarray(self.got, np.float64), np.asarray(self.want, np.float64)
-        same = (got == want) | (np.isnan(got) & np.isnan(want))
-        with np.errstate(invalid="ignore"):
-            return float(np.max(np.where(same, 0.0, np.abs(got - want) / self.unit), initial=0.0))
-
-
-Oracle = Callable[[Trial], Iterator[Expects]]
-ORACLES: dict[str, Oracle] = {}
-
-
-def oracle(*names: str) -> Callable[[Oracle], Oracle]:
-    """Enter an oracle for ops."""
-
-    def enter(function: Oracle) -> Oracle:
-        ORACLES.update(dict.fromkeys(names, function))
-        return function
-
-    return enter
-
-
-def exact(name: str, got: Any, want: Any) -> Expects:
-    """Expect a value to the bit (zeros of either sign)."""
-    return Expects(name, got, want, 1.0, 0.0)
-
-
-def fp32(x: Trial, name: str, want: np.ndarray, *terms: np.ndarray, most: float) -> Expects:
-    """Expect an argument within ``most`` float32 ulps of the largest of its terms."""
-    largest = np.max([np.abs(t) for t in (want, *terms)], axis=0).astype(np.float32)
-    return Expects(name, x.after[name], want, np.spacing(largest).astype(np.float64), most)
-
-
-def half(x: Trial, name: str, want: np.ndarray, most: float = 0.5) -> Expects:
-    """Expect a half argument within ``most`` of its own ulps."""
-    digits, least = (10, -24) if x.half == "fp16" else (7, -133)
-    exponent = np.floor(np.log2(np.maximum(np.abs(want), 2.0**-140)))
-    unit = 2.0 ** np.maximum(exponent - digits, least)
-    return Expects(name, x.after[name], want, unit, most)
-
-
-def float64(name: str, got: Any, want: Any) -> Expects:
-    """Expect float64 values within what a sum by the tree rounds."""
-    return Expects(name, got, want, np.abs(np.asarray(want)) + 1e-300, tolerance.SUM)
-
-
-def exact_sum(values: np.ndarray) -> float:
-    """Return the sum with one rounding."""
-    return math.fsum(values.tolist())
-
 
 # Optimizers
 
@@ -90,11 +38,6 @@ def direction(x: Trial) -> np.ndarray:
 def kept(x: Trial) -> np.ndarray:
     """Return the weight after decoupled decay."""
     return x.p * (1 - x.lr * x.decay) if x.on("decoupled") else x.p
-
-
-def norm(values: np.ndarray) -> float:
-    """Return the Euclidean norm."""
-    return math.sqrt(exact_sum(values * values))
 
 
 def updated(x: Trial, step: np.ndarray, **moments: Any) -> Iterator[Expects]:
@@ -352,62 +295,3 @@ def trust_ratio(x):
         if k >= 2:
             want = np.array([norm(x.p[where]), norm(other[where]), r])
             yield Expects(f"norms {k}", norms[k - 2, :3], want, np.abs(want), tolerance.STEP)
-
-
-# Scalars
-
-
-@oracle("begin_step")
-def begin_step(x):
-    b1, b2, mu = x.beta1, x.beta2, x.momentum
-    corrected = x.on("bias_correction")
-    c1, c2 = (1 - b1**x.t, 1 - b2**x.t) if corrected else (1.0, 1.0)
-    size = norm(x.raw_g) / (x.loss_scale * x.ranks)
-    clip = min(1.0, x.clip_norm / (size + 1e-6)) if x.on("global_norm") else 1.0
-    averaged = 1 - x.ema_decay
-    want = {
-        "one_minus_beta1": 1 - b1, "one_minus_beta2": 1 - b2, "inv_sqrt_bc2": 1 / math.sqrt(c2),
-        "eps": x.eps, "inv_bc1": 1 / c1, "beta1": b1,
-        "grad": (-1 if x.on("maximize") else 1) * clip / (x.loss_scale * x.ranks),
-        "one_minus_ema_decay": max(averaged, 9 / (9 + x.t)) if x.on("ema_warmup") else averaged,
-        "momentum": mu, "one_minus_dampening": 1 - x.dampening,
-        "beta3": 1 - b1 if x.on("grad_averaging") else 1.0,
-        "look_gradient": float(x.on("nesterov")),
-        "look_moment": mu if x.on("nesterov") else 1.0,
-    }  # fmt: skip
-    block = np.array([want[name] for name in BLOCK])
-    got = x.after["c"][: len(BLOCK)]
-    yield Expects("block", got, block, np.abs(block) + 1e-300, tolerance.STEP)
-    rows = x.after["c"][BLOCK_FLOATS:].reshape(-1, ROW_FLOATS)[: len(x.slices)]
-    for k, (name, row) in enumerate(zip(x.slices, rows, strict=True)):
-        wd = x.weight_decay if name in ("fc", "conv") else 0.0
-        decoupled, outside = x.on("decoupled"), x.on("lr_outside")
-        want = {
-            "lr": x.lr, "step_size": x.lr / c1, "keep": 1 - x.lr * wd if decoupled else 1.0,
-            "weight_decay": 0.0 if decoupled else wd, "skip": 0.0, "ratio": 1.0,
-            "scale": 1.0 if outside else x.lr, "rate": x.lr if outside else 1.0,
-        }  # fmt: skip
-        values = np.array([want[name] for name in ROW])
-        yield Expects(f"row {k}", row, values, np.abs(values) + 1e-300, tolerance.STEP)
-    k = x.after["k"]
-    yield exact("step", k[int32_index("step")], x.t)
-    yield exact("skip_step", k[int32_index("skip_step")], 0)
-    if x.on("global_norm"):
-        found = x.after["s"][fp32_index("grad_norm")]
-        yield Expects("grad_norm", found, size, size, tolerance.STORED)
-    tracked = k[int32_index("growth_tracker")]
-    yield exact("growth_tracker", tracked, float(x.on("loss_scaling")))
-
-
-@oracle("grad_scaling")
-def grad_scaling(x):
-    """At the interval, with nothing found: the scale is multiplied and the tracker begins anew."""
-    s = dict(FP32_SCALARS) | x.hyper
-    yield exact("scale", x.after["s"][fp32_index("loss_scale")], s["loss_scale"])
-    yield exact("tracker", x.after["k"][int32_index("growth_tracker")], 1)
-
-
-@oracle("accumulate_metrics")
-def accumulate_metrics(x):
-    pairs = x.after["accumulated"].reshape(len(ACCUMULATED), SCALAR_STRIDE)[:, :2].sum(axis=1)
-    yield exact("accumulated", pairs, [0.25 * 32, 0.5 * 32, 0.75 * 32, 32])

@@ -11,7 +11,8 @@ import pytest
 
 from rangeops import REGISTRY
 from tests.kernels.variants import OPS, extreme
-from tests.ops.oracles import ORACLES
+from tests.ops import oracles, oracles_scalars  # noqa: F401
+from tests.ops.expects import ORACLES
 from tests.ops.trial import Trial
 from tests.tolerance import UPDATE_ULPS, ulps
 

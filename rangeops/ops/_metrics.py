@@ -60,7 +60,8 @@ def _body(x: Any) -> Any:
 
 def _reference() -> Any:
     def reference(result, accumulated, k):
-        terms = result[::SCALAR_STRIDE][:VALUES] * np.float32(k[BATCH])
+        with np.errstate(over="ignore"):
+            terms = result[::SCALAR_STRIDE][:VALUES] * np.float32(k[BATCH])
         if not np.isfinite(terms).all():
             return
         terms = np.append(terms, np.float32(k[BATCH]))

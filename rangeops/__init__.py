@@ -73,6 +73,7 @@ from rangeops.launch.graph import Graph
 from rangeops.launch.op import REGISTRY, RangeOp, range_op
 from rangeops.ops._elementwise import elementwise_op
 from rangeops.ops._update import optimizer
+from rangeops.optim.report import Report, report
 from rangeops.optim.step import OptimizerStep
 from rangeops.verify import verify_op
 
@@ -96,6 +97,7 @@ __all__ = [
     "Range",
     "RangeOp",
     "Region",
+    "Report",
     "Segments",
     "digest",
     "elementwise_op",
@@ -108,6 +110,7 @@ __all__ = [
     "plan_model",
     "range_op",
     "read",
+    "report",
     "segments",
     "slot_bytes",
     "to_json",

@@ -9,6 +9,8 @@ who look at or change true gradients before the step; it works on FP32 alone, si
 lose small ones.  grad_scale is what the gradients still carry: after ``unscale`` it is 1, so a
 second one, and the step, divide by nothing more; ``begin_step`` sets it to the loss scale again.
 
+``unscale`` is written by hand: the last block to end changes the scalar that all blocks read.
+
 12 and 8 bytes an element.
 """
 

@@ -8,6 +8,9 @@ overflows, so "the sum is not finite" is exactly "an element is not finite".  Th
 the gradients as they lie, loss scale and all; who reads them divides.  ``begin_step`` clips by the
 global norm and writes the scalar ``grad_norm``; ``trust_ratio`` makes LARS's and LAMB's ratios.
 
+The kernel is written by hand: a full chunk's sixteen loads are issued together (``tree.walk``),
+which a loop over granules does not do.
+
 4 (half: 2) bytes an element, 4 more with weights; the chunk sums are 8 bytes per 2,048 elements.
 """
 

@@ -6,8 +6,7 @@ or the report's ``launches``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -100,18 +99,3 @@ def report(arena: Arena) -> dict[str, Row]:
     bound = Report(arena)
     bound.measure()
     return bound.read()
-
-
-def table(rows: dict[str, Row]) -> str:
-    """Return a report as text, a line per parameter."""
-    return "\n".join(_lines(rows))
-
-
-def _lines(rows: dict[str, Row]) -> Iterator[str]:
-    heads = [f.name for f in fields(Row)]
-    width = max([len(heads[0]), *(len(name) for name in rows)])
-    yield " ".join([heads[0].ljust(width), *(f"{head:>18}" for head in heads[1:])])
-    for row in rows.values():
-        values = [getattr(row, head) for head in heads[1:]]
-        cells = [f"{v:>18}" if isinstance(v, int) else f"{v:>18.6g}" for v in values]
-        yield " ".join([row.name.ljust(width), *cells])

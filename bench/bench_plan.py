@@ -2,8 +2,7 @@
 
 All suites run with ``pytest bench --benchmark-only``; with ``RANGEOPS_BENCH_QUICK=1`` before it on
 small models, in a minute on two cores.  ``--benchmark-autosave`` keeps a run,
-``--benchmark-compare`` sets the next beside it, ``--benchmark-histogram`` draws pictures (needs
-pygal).
+``--benchmark-compare`` sets the next beside it, ``--benchmark-histogram`` draws pictures.
 """
 
 from __future__ import annotations

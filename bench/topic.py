@@ -36,7 +36,7 @@ class Topic:
     def missing(self, quick: bool) -> str | None:
         """Return in words what it lacks to run here, None if nothing."""
         if gpu_count() < self.gpus:
-            return f"needs {self.gpus} GPU, the driver offers {gpu_count()}"
+            return f"needs GPUs: {self.gpus}, the driver offers {gpu_count()}"
         absent = [name for name in self.packages if importlib.util.find_spec(name) is None]
         if absent:
             return f"needs {', '.join(absent)}, which is not installed"

@@ -25,7 +25,7 @@ def test_a_topic_asked_for_that_cannot_run_is_a_failure(name, monkeypatch, capsy
     monkeypatch.setattr(main, "TOPICS", {name: lacking})
     monkeypatch.setattr(sys, "argv", ["bench", "--only", name])
     assert main.main() == 1
-    assert f"{name}: got --only {name}, but it needs 999 GPU" in capsys.readouterr().err
+    assert f"{name}: got --only {name}, but it needs GPUs: 999" in capsys.readouterr().err
 
 
 def test_a_topic_names_the_package_that_it_lacks():

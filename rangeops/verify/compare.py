@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from plan import DType, MemoryPlan, Range
+from plan.scratch import STATE_OF
 from rangeops.arena.arena import Arena
 from rangeops.kernels.half import format_of, to_half
 from rangeops.launch.launch import BoundLaunch
@@ -35,7 +36,7 @@ def fill_random(arena: Arena, seed: int = 0) -> None:
     """Fill weights, gradients, moments and EMA with fresh values over 15 decades, padding zero.
 
     Second moments are non-negative; half gradients lie within the half format; half copies are
-    the rounded weights.
+    the rounded weights.  Sums of the norms are fresh as well.
     """
     plan = plan_of(arena)
     rng = np.random.default_rng(seed)
@@ -50,6 +51,10 @@ def fill_random(arena: Arena, seed: int = 0) -> None:
             values *= values
         out = values.reshape(tensor.shape)
         arena[tensor] = _bits(out, tensor.dtype.label) if half else out
+    for name in ("partials", "sums", "totals"):
+        sums = plan.tensors.get(STATE_OF[name].tensor)
+        if sums is not None:  # of squares, float64: what folds, ratios and clips read
+            arena.write(sums.offset, rng.random(sums.nbytes // 8))
 
 
 def _bits(values: np.ndarray, half: str) -> np.ndarray:

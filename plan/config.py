@@ -187,14 +187,16 @@ class PlanConfig:
     def enables(self, region: Region) -> bool:
         """Return whether tensors may lie in ``region``."""
         half = self.half is not None
+        when = region.when
+        if when is When.ALWAYS:  # most regions
+            return True
         return {
-            When.ALWAYS: True,
             When.BN_FOLDED: self.bn_folded,
             When.EMA: self.ema,
             When.HALF: half,
             When.EMA_HALF: self.ema and half,
             When.NO_HALF: not half,
-        }[region.when]
+        }[when]
 
     def series_of(self, kind: str) -> tuple[tuple[str, bool], ...]:
         """Return the (series, half) pairs that a parameter of ``kind`` has, its weight first.

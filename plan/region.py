@@ -8,6 +8,7 @@ Source: the region table of the Tech-Renaissance MemoryPlan (article 15 of its s
 from __future__ import annotations
 
 from enum import Enum, IntEnum
+from functools import cache
 
 from plan.errors import PlanError
 from plan.series import PARAMETER_KINDS, WEIGHT_KINDS, parameter_series
@@ -141,6 +142,7 @@ NUM_REGIONS = len(Region) + 1
 """Length of a table indexed by region in the origin: the 68 regions and one end marker."""
 
 
+@cache
 def series_region(series: str, kind: str, half: bool = False) -> Region:
     """Return the region of ``series`` for parameters of ``kind``; A is half without saying so.
 

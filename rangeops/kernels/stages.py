@@ -147,11 +147,16 @@ def rules_of(name: str, stages: Iterable[Stage]) -> dict[str, Callable[..., Any]
     """Return the rules by the names under which a text calls them.
 
     Raises:
-        ValueError: two rules of one name.
+        ValueError: two rules of one name, or a rule without one (a lambda).
 
     """
     rules: dict[str, Callable[..., Any]] = {}
     for stage in stages:
+        if not stage.rule.__name__.isidentifier():
+            raise ValueError(
+                f"{name}: a rule is named {stage.rule.__name__}, expected a name that a text can "
+                "call; write it as a function with def"
+            )
         if rules.setdefault(stage.rule.__name__, stage.rule) is not stage.rule:
             raise ValueError(
                 f"{name}: two rules are named {stage.rule.__name__}, expected a name for each; "

@@ -1,6 +1,6 @@
 """begin_step: one small kernel that turns hyper-parameters, step and scale into coefficients.
 
-    found_inf = 0:   step += 1;  block and rows as in ``rangeops.coefficients``;  skip_step = 0
+    found_inf = 0:   step += 1;  block and rows: ``rangeops.launch.coefficients``;  skip_step = 0
     found_inf = 1:   skip_step = 1;  skipped_steps += 1;  step, block and rows stay
     poisoned = 1:    skip_step = 1 and nothing else: a collective before this step has failed
     always:          found_inf = 0; the first non-finite granule is kept for the host

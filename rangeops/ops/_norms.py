@@ -172,7 +172,7 @@ grad_norm = range_op(
 def read_sums(arena: Arena, of: str) -> np.ndarray:
     """Return the sums by tensor that the last passes left: (quantities, tensors) float64.
 
-    ``of`` is a key of ``plan.baseline.SUMS``; in a report the second quantity is a maximum.  Waits
+    ``of`` is a key of ``plan.scratch.SUMS``; in a report the second quantity is a maximum.  Waits
     for the device.
     """
     assert arena.plan is not None

@@ -108,6 +108,12 @@ def test_generated_texts_read_only_what_they_use(folder, form):
     assert seen > 1000
 
 
+def test_a_rule_without_a_name_is_refused_by_name():
+    stage = Stage(("x",), lambda x: x, np.copy)
+    with pytest.raises(ValueError, match="nameless: a rule is named <lambda>, .* with def"):
+        plain_function(elementwise("nameless", (updated("x", "f4"),), (stage,)), "gpu", {})
+
+
 def test_a_switch_without_swap_does_not_load_what_it_writes(folder):
     text = {}
     for swap in (False, True):

@@ -59,6 +59,9 @@ class PlanBuilder:
     def __init__(self, config: PlanConfig | None = None) -> None:
         self.config = config or PlanConfig()
         self.parameters: dict[str, Parameter] = {}
+        self._frozen: set[str] = set()
+        self._idle: set[str] = set()
+        self._last: set[str] = set()
         self.tensors: dict[str, DTensor] = {}
         self.finalized = False
         self._by_region: list[list[DTensor]] = [[] for _ in Region]
@@ -98,11 +101,15 @@ class PlanBuilder:
             self._by_region[tensor.region].append(tensor)
         return made
 
-    def parameter(self, name: str, kind: str, shape: Shape) -> Parameter:
-        """Announce a trainable parameter in every series that the config asks for.
+    def parameter(self, name: str, kind: str, shape: Shape, trainable: bool = True) -> Parameter:
+        """Announce a parameter in every series that the config asks for.
 
         ``kind`` is one of PARAMETER_KINDS; weights of ``fc_weight``, ``first_conv`` and
         ``deep_conv`` also get half copies and half gradients when ``config.half`` is set.
+
+        With ``trainable=False`` it has no gradient, no moments and no average (that is the weight
+        itself) for the life of the plan.  Their addresses stay, so that series correspond by
+        offset; see ``MemoryPlan.idle``.
 
         Raises:
             PlanError: unknown kind, taken name, frozen plan.
@@ -118,6 +125,11 @@ class PlanBuilder:
             requests.append((region, 4 if series == "N" else shape, label, None))
         pairs = ((series, half) for series, half, _ in self._series[kind])
         made = dict(zip(pairs, self.alloc_together(*requests), strict=True))
+        if not trainable:
+            self._frozen.add(name)
+            self._last.update(t.name for t in made.values())
+            self._idle.update(t.name for t in made.values() if t.region.series not in "WA")
+            made = {pair: t for pair, t in made.items() if t.region.series in "WA"}
         get = made.get
         parameter = self.parameters[name] = Parameter(
             name,
@@ -133,6 +145,10 @@ class PlanBuilder:
             get(("N", False)),
         )
         return parameter
+
+    def is_frozen(self, parameter: str) -> bool:
+        """Return whether a parameter was announced with ``trainable=False``."""
+        return parameter in self._frozen
 
     def tensors_in(self, first: Region, last: Region | None = None) -> tuple[DTensor, ...]:
         """Return the tensors of ``first..last`` in address order."""

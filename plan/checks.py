@@ -6,7 +6,7 @@ from plan.builder import PlanBuilder
 from plan.dtensor import ALIGNMENT, DTensor
 from plan.errors import PlanError
 from plan.region import WEIGHT_KINDS, Region, series_regions
-from plan.series import SERIES
+from plan.series import BIAS_KINDS, SERIES
 
 ADJOINING = (
     (Region.B_PREV_MEAN, Region.B_NEXT_VAR),
@@ -55,8 +55,11 @@ def check_correspondence(plan: PlanBuilder) -> None:
     Inside its series every tensor has the offset of its weight, and exactly half of it in a
     half series; norms correspond by count.  The error names the two tensors.
     """
-    for series, half in plan.config.series_of(WEIGHT_KINDS[0]):
+    of_weights = plan.config.series_of(WEIGHT_KINDS[0])
+    of_biases = plan.config.series_of(BIAS_KINDS[0])
+    for series, half in dict.fromkeys((*of_weights, *of_biases)):
         part = "weight" if SERIES[series].kinds_of(half=half) == WEIGHT_KINDS else "all"
+        part = part if (series, half) in of_weights else "bias"
         weights = _tensors(plan, "W", part, False)
         others = _tensors(plan, series, part, half)
         for w, t in zip(weights, others, strict=False):

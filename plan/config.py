@@ -138,6 +138,9 @@ class PlanConfig:
         optimizer: decides the moments and norms; "none" plans for inference, without gradients.
         half: "fp16", "bf16" or None: type of half copies, half gradients and half features.
         ema: keep an exponential moving average of the weights.
+        accumulate: with halves keep FP32 gradients of weights too, in which ``accumulate_grad``
+            gathers those of micro-batches; without it the half gradients are all there is, 4 bytes
+            a parameter less.
         bn_folded: keep equivalent bias and scale of BN folded into convolutions.
         scalars: FP32 scalars of the caller's own, name -> value in a fresh arena, over those that
             the optimizer brings; kept as pairs sorted by name.
@@ -155,6 +158,7 @@ class PlanConfig:
     optimizer: OptimizerKind | str = OptimizerKind.ADAMW
     half: str | None = None
     ema: bool = False
+    accumulate: bool = False
     bn_folded: bool = False
     scalars: Mapping[str, float] | tuple[tuple[str, float], ...] = ()
 
@@ -168,6 +172,11 @@ class PlanConfig:
         if self.half not in (None, *_HALVES):
             known = ", ".join(map(repr, _HALVES))
             raise PlanError(f"PlanConfig: half got {self.half!r}, expected {known} or None")
+        if self.accumulate and self.half is None:
+            raise PlanError(
+                "PlanConfig: accumulate got True without halves; FP32 gradients add up where they "
+                "lie, leave it out"
+            )
 
     @property
     def kind(self) -> OptimizerKind:
@@ -196,6 +205,7 @@ class PlanConfig:
             When.HALF: half,
             When.EMA_HALF: self.ema and half,
             When.NO_HALF: not half,
+            When.FP32_GRADIENTS: not half or self.accumulate,
         }[when]
 
     def series_of(self, kind: str) -> tuple[tuple[str, bool], ...]:

@@ -6,16 +6,13 @@ with one cursor and the layout is frozen.  Nothing here touches a device.
 
 from __future__ import annotations
 
-from typing import Any
-
 from plan import checks
-from plan.allocs import AllocCalls
 from plan.builder import Parameter
 from plan.chunks import sizes_of
 from plan.config import PlanConfig
 from plan.dtensor import DTensor
-from plan.dtype import DType
 from plan.errors import PlanError
+from plan.lookup import Lookup
 from plan.ranges import Range
 from plan.region import Region, series_regions
 from plan.scratch import GRANULE, STATE, Counts
@@ -23,7 +20,7 @@ from plan.scratch import GRANULE, STATE, Counts
 __all__ = ["MemoryPlan", "Parameter", "Range"]
 
 
-class MemoryPlan(AllocCalls):
+class MemoryPlan(Lookup):
     """A layout of one model in one arena.
 
     >>> plan = MemoryPlan(PlanConfig("adamw"))
@@ -39,7 +36,6 @@ class MemoryPlan(AllocCalls):
     def __init__(self, config: PlanConfig | None = None) -> None:
         super().__init__(config)
         self.total_bytes = 0
-        self._base = [0] * (len(Region) + 1)
 
     def __repr__(self) -> str:
         """Return what it is for and how large it is in one line."""
@@ -59,6 +55,8 @@ class MemoryPlan(AllocCalls):
         """
         if self.finalized:
             raise PlanError("finalize: the plan is finalized already, make a new one")
+        for tensors in self._by_region:  # so that the memory that nobody uses adjoins
+            tensors.sort(key=lambda tensor: tensor.name in self._last)
         scratch = self._alloc_scratch()
         cursor = 0
         for region in Region:
@@ -76,69 +74,30 @@ class MemoryPlan(AllocCalls):
         self.finalized = True
         return self
 
-    def range(self, first: Region, last: Region | None = None) -> Range:
-        """Return the bytes of the whole regions ``first..last``; an empty region has size 0.
+    @property
+    def idle(self) -> tuple[Range, ...]:
+        """What lies behind gradients, moments and averages of parameters planned as frozen.
 
-        Raises:
-            PlanError: plan not finalized, or ``last`` lies before ``first``.
-
+        These bytes are never used: an arena leaves them without memory where its device can.
         """
-        self._check_finalized("range")
-        last = first if last is None else last
-        if last < first:
-            raise PlanError(
-                f"range: got {first.name}..{last.name}, expected address order; swap them"
-            )
-        return Range(self._base[first], self._base[last + 1] - self._base[first])
+        self._check_finalized("idle")
+        out: list[Range] = []
+        for tensor in (t for t in self if t.name in self._idle):
+            if out and out[-1].end == tensor.offset:
+                out[-1] = Range(out[-1].base_offset, out[-1].size + tensor.slot_bytes)
+            else:
+                out.append(tensor.span)
+        return tuple(out)
 
-    def resolve(self, given: Any, label: str = "resolve") -> Range:
-        """Return what a caller names as a range: the one answer to what may be given.
-
-        Args:
-            given: a Range, or a pair of offset and size in whole bytes; a region; a pair of
-                regions, first and last; a tensor, or its name, whose slot is meant.
-            label: the subject of the errors' sentences.
-
-        Raises:
-            TypeError: none of these.
-            KeyError: no tensor is named so.
-            PlanError: plan not finalized, a tensor of another plan, regions out of order.
-
-        >>> plan = MemoryPlan()
-        >>> w = plan.parameter("w", "fc_weight", (10, 64)).weight
-        >>> _ = plan.finalize()
-        >>> plan.resolve("w") == plan.resolve(w) == plan.resolve(Region.W_FC_WEIGHT)
-        True
-
-        """
-        if isinstance(given, str | DTensor):
-            return self._tensor(given, label).span
-        regions = _regions(given)
-        return self.range(*regions) if regions else Range.of(given, label)
-
-    def holds(self, given: Any) -> tuple[tuple[str, DType | None], ...]:
-        """Return name and type of each tensor or region that ``given`` names, as for ``resolve``.
-
-        Of a pair of regions these are both ends and whatever between them is not empty.  Bare
-        bytes name nothing; the type of an empty region of its caller's choice is None.
-
-        >>> MemoryPlan().holds("scalar.step")
-        (('scalar.step', DType.INT32),)
-        """
-        if isinstance(given, str | DTensor):
-            tensor = self._tensor(given, "holds", placed=False)
-            return ((tensor.name, tensor.dtype),)
-        ends = _regions(given)
-        if not ends:
-            return ()
-        between = (r for r in Region if ends[0] < r < ends[-1] and self._by_region[r])
-        regions = dict.fromkeys((ends[0], *between, ends[-1]))
-        return tuple((region.name, self._type_in(region)) for region in regions)
-
-    def tensors_at(self, span: Range) -> tuple[DTensor, ...]:
-        """Return the tensors whose slots share bytes with a range, in address order."""
-        self._check_finalized("tensors_at")
-        return tuple(t for t in self if t.offset < span.end and t.span.end > span.base_offset)
+    def in_use(self, series: str, part: str = "all", half: bool = False) -> tuple[Range, ...]:
+        """Return the ranges of a series that are used: all of it but ``idle``."""
+        whole = self.series_range(series, part, half)
+        out, at = [], whole.base_offset
+        for hole in self.idle:
+            if whole.base_offset <= hole.base_offset < whole.end:
+                out.append(Range(at, hole.base_offset - at))
+                at = hole.end
+        return tuple(span for span in (*out, Range(at, whole.end - at)) if span.size)
 
     @property
     def bucket1(self) -> Range:
@@ -177,32 +136,6 @@ class MemoryPlan(AllocCalls):
         self._check_finalized("scalar")
         return tensor.offset, tensor.dtype.numpy
 
-    def _tensor(self, given: DTensor | str, label: str, placed: bool = True) -> DTensor:
-        """Return the tensor of this plan by name or descriptor."""
-        name = given if isinstance(given, str) else given.name
-        tensor = self.tensors.get(name)
-        if tensor is None:
-            raise KeyError(f"{label}: no tensor is named {name!r}")
-        if placed:
-            self._check_finalized(label)
-        if isinstance(given, DTensor) and (given.region, given.span) != (
-            tensor.region,
-            tensor.span,
-        ):
-            raise PlanError(
-                f"{label}: got {given!r} of another plan, expected one of this plan, {tensor!r}; "
-                "give its name"
-            )
-        return tensor
-
-    def _type_in(self, region: Region) -> DType | None:
-        own = self.dtype_of(region)
-        return own or next((tensor.dtype for tensor in self._by_region[region]), None)
-
-    def _check_finalized(self, label: str) -> None:
-        if not self.finalized:
-            raise PlanError(f"{label}: the plan is not finalized, call finalize() first")
-
     def _alloc_scratch(self) -> list[DTensor]:
         """Make room for the coefficients, the segment table and the norms of the parameters."""
         weights = self.weights()
@@ -222,11 +155,3 @@ class MemoryPlan(AllocCalls):
         for tensor in reversed(tensors):
             del self.tensors[tensor.name]
             self._by_region[tensor.region].remove(tensor)
-
-
-def _regions(given: Any) -> tuple[Region, ...]:
-    """Return the region, or first and last, that ``given`` is; nothing if it is something else."""
-    if isinstance(given, Region):
-        return (given,)
-    pair = isinstance(given, tuple) and len(given) == 2
-    return given if pair and all(isinstance(end, Region) for end in given) else ()

@@ -33,6 +33,7 @@ class When(Enum):
     HALF = "half='fp16' or half='bf16'"
     EMA_HALF = "ema=True and half='fp16' or half='bf16'"
     NO_HALF = "half=None"
+    FP32_GRADIENTS = "half=None or accumulate=True"
 
 
 class Region(IntEnum):
@@ -89,9 +90,9 @@ class Region(IntEnum):
     G_BN_BIAS = "bn_bias", "fp32"
     G_BN_WEIGHT = "bn_weight", "fp32"
     G_FC_BIAS = "fc_bias", "fp32"
-    G_FC_WEIGHT = "fc_weight", "fp32"
-    G_FIRST_CONV = "first_conv", "fp32"
-    G_DEEP_CONV = "deep_conv", "fp32"
+    G_FC_WEIGHT = "fc_weight", "fp32", When.FP32_GRADIENTS
+    G_FIRST_CONV = "first_conv", "fp32", When.FP32_GRADIENTS
+    G_DEEP_CONV = "deep_conv", "fp32", When.FP32_GRADIENTS
     R_RESULT = "result", "fp32"
     G_FC_WEIGHT_FP16 = "fc_weight", "half", When.HALF
     G_FIRST_CONV_FP16 = "first_conv", "half", When.HALF

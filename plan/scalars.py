@@ -61,6 +61,8 @@ INT32_SCALARS: dict[str, int] = {
     "first_nonfinite": 2**31 - 1,
     "nonfinite_granule": 2**31 - 1,
     "poisoned": 0,
+    "settings": 0,
+    "settings_inverse": -1,
     "ticket": 0,
 }
 """Name -> value in a fresh arena.  From ``step`` on they are changed by the device."""

@@ -24,13 +24,17 @@ def _document(plan: MemoryPlan) -> dict[str, Any]:
         "half": options.half,
         "ema": options.ema,
         "bn_folded": options.bn_folded,
+        **({"accumulate": True} if options.accumulate else {}),
         **({"scalars": own} if own else {}),
     }
     tensors = [
         [t.name, t.region.name, t.dtype.label, list(t.shape), t.slot_bytes, t.offset]
         for t in plan.tensors.values()
     ]
-    parameters = [[p.name, p.kind] for p in plan.parameters.values()]
+    parameters = [
+        [p.name, p.kind, *([False] if plan.is_frozen(p.name) else [])]
+        for p in plan.parameters.values()
+    ]
     return {"format": FORMAT, "config": config, "tensors": tensors, "parameters": parameters}
 
 
@@ -65,13 +69,14 @@ def from_json(text: str) -> MemoryPlan:
     if document.get("format") != FORMAT:
         raise PlanError(f"from_json: format got {document.get('format')}, expected {FORMAT}")
     plan = MemoryPlan(PlanConfig(**document["config"]))
-    kinds = dict(document["parameters"])
+    kinds = {name: rest for name, *rest in document["parameters"]}
     stored = {row[0]: row for row in document["tensors"]}
     for name, region, dtype, shape, _, _ in document["tensors"]:
         if name in plan.tensors or name in SCRATCH:
             continue
         if name in kinds:
-            plan.parameter(name, kinds[name], tuple(shape))
+            kind, *trainable = kinds[name]
+            plan.parameter(name, kind, tuple(shape), *trainable)
         elif name.partition("#")[0] not in kinds:
             plan.alloc(Region[region], tuple(shape), name, DType.named(dtype))
     _check_names(stored.keys() - SCRATCH, plan.tensors.keys())

@@ -70,7 +70,7 @@ CALLS = [
 
 @pytest.mark.parametrize(("call", "series", "kind", "half"), CALLS, ids=[c[0] for c in CALLS])
 def test_every_series_and_kind_has_its_call(call, series, kind, half):
-    plan = MemoryPlan(PlanConfig("lamb", half="fp16", ema=True))
+    plan = MemoryPlan(PlanConfig("lamb", half="fp16", ema=True, accumulate=True))
     tensor = getattr(plan, call)((3, 4), "t")
     assert tensor.region is series_region(series, kind, half)
     assert tensor is plan.tensors["t"] and tensor.shape == (3, 4)

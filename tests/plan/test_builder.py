@@ -83,7 +83,7 @@ def test_ids_count_announcements_and_names_are_unique():
 
 
 def test_a_parameter_says_what_it_has_in_one_line():
-    p = MemoryPlan(PlanConfig("momentum", half="fp16")).parameter("w", "fc_weight", (10, 64))
-    assert repr(p) == (
-        "<Parameter w: fc_weight (10, 64); weight, gradient, half_gradient, half_copy, m>"
-    )
+    for accumulate, gradients in ((False, "half_gradient"), (True, "gradient, half_gradient")):
+        config = PlanConfig("momentum", half="fp16", accumulate=accumulate)
+        p = MemoryPlan(config).parameter("w", "fc_weight", (10, 64))
+        assert repr(p) == f"<Parameter w: fc_weight (10, 64); weight, {gradients}, half_copy, m>"

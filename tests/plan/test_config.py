@@ -43,7 +43,7 @@ def test_an_own_kind_is_planned_for_like_any_other():
     assert OptimizerKind.register("tiger", series="M") is tiger
     assert list(OptimizerKind)[-1] is tiger is PlanConfig("tiger").kind
     p = MemoryPlan(PlanConfig("tiger", half="fp16")).parameter("w", "fc_weight", (3,))
-    assert p.m is not None and p.v is None and p.gradient is not None
+    assert p.m is not None and p.v is None and p.half_gradient is not None and p.gradient is None
 
 
 @pytest.mark.usefixtures("registry")

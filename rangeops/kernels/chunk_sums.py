@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from plan.scratch import BLOCK_FLOATS, GRANULE, ROW_FLOATS, row_index
+from plan.scratch import GRANULE
 from rangeops.kernels import tree
 from rangeops.kernels.cpu_text import cpu_pass, gradient_pass, groups_of
 from rangeops.kernels.gpu_text import (
@@ -27,17 +27,18 @@ from rangeops.kernels.gpu_text import (
     stage_lines,
     store_lines,
 )
-from rangeops.kernels.reference import Piece, is_held
+from rangeops.kernels.reference import Piece, cleared, is_held
 from rangeops.kernels.source import Text, function_of
 from rangeops.kernels.spec import Kernel, Operand, Stage, arguments_of
 from rangeops.kernels.stages import (
-    LIVE,
+    CLEARS,
+    MOVES,
     Elementwise,
     constants,
     place,
-    row_of,
     rules_of,
     scope,
+    tensor_lines,
 )
 
 
@@ -51,12 +52,16 @@ class _Sums:
 
     @property
     def state(self) -> tuple[str, ...]:
-        gated = ("segments", "chunks", "c", "k") if self.d.gated else ("chunks",)
+        gated = ("segments", "chunks", "live", "c", "k") if self.d.gated else ("chunks",)
         return (*gated, "partials")
 
     @property
     def parameters(self) -> list[str]:
         return [*(o.name for o in self.d.operands), *self.state, "half_start", "count"]
+
+    def looks(self, granule: str) -> list[str]:
+        """Return the lines that find out whether a chunk gives anything."""
+        return [*tensor_lines(granule), f"moves = {MOVES}"] if self.d.gated else []
 
     @property
     def quantities(self) -> range:
@@ -73,13 +78,12 @@ def _gpu_text(s: _Sums, flags: Mapping[str, Any]) -> str:
     d, text = s.d, Text(s.d.name, s.parameters)
     text.add("w = thread() >> int64(5)", "if w >= count:", "    return")
     text.add("first, granules, start = chunk(chunks, w)", "left, zero = int64(4), float32(0)")
-    if d.gated:
-        text.add(f"row = {row_of('first')}", f"live = {LIVE}")
+    text.lines(s.looks("first"))
     text.lines(coefficient_lines(d, flags))
     text.add(*(f"sum{q} = float64(0)" for q in s.quantities))
     text.add("for r in range(granules):")
     with text.indented():
-        text.add("i = start + r * int64(GRANULE)", *(["if live:"] if d.gated else []))
+        text.add("i = start + r * int64(GRANULE)", *(["if moves:"] if d.gated else []))
         with text.indented(d.gated):
             for operand in d.loaded(flags):
                 text.lines(load_lines(d, operand, flags))
@@ -90,7 +94,9 @@ def _gpu_text(s: _Sums, flags: Mapping[str, Any]) -> str:
             targets = [name for stage in d.running(flags) for name in stage.targets]
             text.lines(store_lines(d, flags, targets, range(4)))
         if s.clears(flags):
-            text.lines(clear_lines(d, flags))
+            text.add(f"if {CLEARS}:")
+            with text.indented():
+                text.lines(clear_lines(d, flags))
     text.add(*(f"sum{q} = warp_{'max' if q == s.maximum else 'sum'}(sum{q})" for q in s.quantities))
     text.add("if (thread() & int64(31)) == 0:")
     text.add(*(f"    {s.partial(q, 'count')} = sum{q}" for q in s.quantities))
@@ -124,8 +130,7 @@ def _cpu_text(s: _Sums, flags: Mapping[str, Any]) -> str:
                 text.add(f"sum{q} = float64(0)")
             else:
                 text.add("for j in range(LANES):", f"    lanes{q}[j] = float64(0)")
-        if s.d.gated:
-            text.add(f"row = {row_of('chunks[w]')}", f"live = {LIVE}")
+        text.lines(s.looks("int64(chunks[w])"))
         text.add("for granule in range(int64(chunks[w]), int64(chunks[w + 1])):")
         with text.indented():
             _cpu_granule(s, flags, text)
@@ -140,11 +145,11 @@ def _cpu_granule(s: _Sums, flags: Mapping[str, Any], text: Text) -> None:
     d, running = s.d, s.d.running(flags)
     plain = [o.name for o in d.active(flags).values() if not o.from_half_start]
     text.add("first = granule * GRANULE", *(f"{name}_ = at({name}, first)" for name in plain))
-    text.add(*(["if live:"] if d.gated else []))
+    text.add(*(["if moves:"] if d.gated else []))
     with text.indented(d.gated):
         text.add(*(f"{name} = {place(name)}" for name in d.coefficients(running, flags)))
         if d.scaled in {o.name for o in d.loaded(flags)}:
-            product = " * c[GRAD]" if d.gated else ""
+            product = " * c[row + GRAD]" if d.gated else ""
             text.lines(gradient_pass(d, flags, f"scaled[j] = {{value}}{product}"))
         for group in groups_of(d, flags) or [[]]:
             text.lines(cpu_pass(d, flags, group, _terms_line(s, group)))
@@ -154,7 +159,9 @@ def _cpu_granule(s: _Sums, flags: Mapping[str, Any], text: Text) -> None:
             else:
                 text.add(f"add(terms{q}, lanes{q})")
     if s.clears(flags):
-        text.lines(gradient_pass(d, flags, "{element} = {zero}"))
+        text.add(f"if {CLEARS}:")
+        with text.indented():
+            text.lines(gradient_pass(d, flags, "{element} = {zero}"))
 
 
 def _terms_line(s: _Sums, group: list[Stage]) -> Callable[..., str] | None:
@@ -192,7 +199,7 @@ def chunk_sums(
         terms: a rule from float64 values to as many float64 terms as there are quantities.
         maximum: the quantity of which the largest is taken instead of the sum; -1: none.
         gated: a tensor that does not move this step gives sums of 0 and keeps its bytes.
-        scaled: the gradient, which the block's ``grad`` multiplies if the op is gated.
+        scaled: the gradient, which the row's ``grad`` multiplies if the op is gated.
         clears: the flag with which the gradient is zero afterwards.
 
     """
@@ -242,10 +249,7 @@ def _reference(s: _Sums, flags: Mapping[str, Any]) -> Callable[..., None]:
                 else:
                     partials[part] = tree.chunks_reference(rows.__getitem__, chunks)
         if s.clears(flags):
-            half = d.half_of(d.scaled, flags)
-            arrays[d.scaled][: half_start if half else None] = 0
-            if half:
-                arrays[half.name][:] = 0
+            cleared(d, flags, arrays, half_start)
 
     return reference
 
@@ -265,8 +269,7 @@ def _term_rows(
     for value in result if isinstance(result, tuple) else (result,):
         rows = np.broadcast_to(value, n).reshape(-1, GRANULE)
         if d.gated:
-            table = BLOCK_FLOATS + ROW_FLOATS * arrays["segments"].astype(np.int64)
-            live = arrays["c"][table + row_index("skip")] == 0
-            rows = np.where(live[: len(rows), None], rows, 0.0)
+            moves = arrays["live"][arrays["segments"]] > 0
+            rows = np.where(moves[: len(rows), None], rows, 0.0)
         out.append(np.ascontiguousarray(rows))
     return out

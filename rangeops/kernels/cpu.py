@@ -23,7 +23,7 @@ from rangeops.kernels.half import format_of
 
 WORDS = (
     "at", "atomic_min", "bits_float", "float32", "float64", "float_bits", "int32", "int64",
-    "local", "sqrt", "uint8", "uint16", "uint32",
+    "local", "row4", "sqrt", "store4", "uint8", "uint16", "uint32",
 )  # fmt: skip
 """The names that generated loops may use."""
 
@@ -119,6 +119,21 @@ def local(typingctx, count, dtype):
         return builder.bitcast(slot, context.get_value_type(sig.return_type))
 
     return types.CPointer(element)(count, dtype), codegen
+
+
+@device
+def row4(a, i):
+    """Return the elements i .. i+3 of ``a``."""
+    return a[i], a[i + 1], a[i + 2], a[i + 3]
+
+
+@device
+def store4(a, i, lanes, left):
+    """Write lanes to the elements i .. i+3 of ``a``."""
+    a[i] = lanes[0]
+    a[i + 1] = lanes[1]
+    a[i + 2] = lanes[2]
+    a[i + 3] = lanes[3]
 
 
 def half(dtype):

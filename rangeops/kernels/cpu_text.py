@@ -10,7 +10,15 @@ from typing import Any
 
 from rangeops.kernels.source import Text
 from rangeops.kernels.spec import Stage
-from rangeops.kernels.stages import LIVE, Elementwise, parameters, place, row_of
+from rangeops.kernels.stages import (
+    CLEARS,
+    MOVES,
+    RESTS,
+    Elementwise,
+    parameters,
+    place,
+    tensor_lines,
+)
 
 
 def cpu_text(d: Elementwise, flags: Mapping[str, Any]) -> str:
@@ -29,25 +37,39 @@ def cpu_text(d: Elementwise, flags: Mapping[str, Any]) -> str:
             if not o.from_half_start:
                 text.add(f"{o.name}_ = at({o.name}, first)")
         if d.gated:
-            text.add(f"row = {row_of('first >> shift')}", f"if {LIVE}:")
+            text.add(*tensor_lines("first >> shift"), f"if {MOVES}:")
         with text.indented(d.gated):
-            for name in d.coefficients(d.running(flags), flags):
-                text.add(f"{name} = {place(name, d.scalars)}")
             if scaled:
-                text.add("grad = c[GRAD]")
+                text.add("grad = c[row + GRAD]")
                 text.lines(gradient_pass(d, flags, "scaled[j] = {value} * grad"))
-            for group in groups_of(d, flags):
-                text.lines(cpu_pass(d, flags, group))
+            _passes(text, d, flags)
+        if d.gated and d.running(flags, resting=True):
+            text.add(f"elif {RESTS}:")
+            with text.indented():
+                _passes(text, d, flags, resting=True)
         if d.clears and flags.get(d.clears):
-            text.lines(gradient_pass(d, flags, "{element} = {zero}"))
+            text.add(f"if {CLEARS}:")
+            with text.indented():
+                text.lines(gradient_pass(d, flags, "{element} = {zero}"))
     return text.written()
 
 
-def groups_of(d: Elementwise, flags: Mapping[str, Any]) -> list[list[Stage]]:
+def _passes(text: Text, d: Elementwise, flags: Mapping[str, Any], resting: bool = False) -> None:
+    """Add the coefficients of stages, and a loop for each pass of them."""
+    for name in d.coefficients(d.running(flags, resting), flags):
+        text.add(f"{name} = {place(name, d.scalars)}")
+    for group in groups_of(d, flags, resting):
+        when = group[0].when
+        text.add(*([f"if {when} != zero:"] if when else []))
+        with text.indented(bool(when)):
+            text.lines(cpu_pass(d, flags, group))
+
+
+def groups_of(d: Elementwise, flags: Mapping[str, Any], resting: bool = False) -> list[list[Stage]]:
     """Return the stages by pass: one that reads a temporary joins the stage that made it."""
     groups: list[list[Stage]] = []
     made: set[str] = set()
-    for stage in d.running(flags):
+    for stage in d.running(flags, resting):
         if not (groups and made & set(stage.arguments)):
             groups.append([])
             made = set()

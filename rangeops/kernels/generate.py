@@ -5,7 +5,7 @@
         (Stage(("e",), ema_rule, ema_reference),), gated=True)
 
 A rule's arguments are named: an operand's element as float32, a coefficient of ``plan.scratch``'s
-block or row, a scalar of the plan, or a temporary that a stage before it has made.  The rule knows
+row, a scalar of the plan, or a temporary that a stage before it has made.  The rule knows
 no index, and what is generated no maths:
 
     kernel      a thread loads four (or eight) elements of every range, runs the rules, stores
@@ -46,9 +46,10 @@ def elementwise(
         operands: the ranges; an operand that is ``instead_of`` or ``copy_of`` another one begins
             at the element ``half_start``.
         stages: the rules, in order.
-        gated: nothing is written where the finite flag or the tensor's skip word is set.
-        scaled: the operand that the block's ``grad`` multiplies: the gradient.
-        clears: the flag with which the gradient is zero afterwards, gated or not.
+        gated: nothing is written where the finite flag is set, and of a tensor that rests only what
+            ``resting`` stages give.
+        scaled: the operand that the row's ``grad`` multiplies: the gradient.
+        clears: the flag with which the gradient is zero afterwards, held back or not.
         scalars: names of the op's own scalars.
         per_thread: 4, or 8 where the rate is then better (measured; see the op).
 

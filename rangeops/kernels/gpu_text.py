@@ -5,9 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from plan.scratch import ROW
 from rangeops.kernels.source import Text
-from rangeops.kernels.spec import Operand
-from rangeops.kernels.stages import LIVE, Elementwise, call, parameters, place, row_of
+from rangeops.kernels.spec import Operand, Stage
+from rangeops.kernels.stages import (
+    CLEARS,
+    MOVES,
+    RESTS,
+    Elementwise,
+    call,
+    last_writers,
+    parameters,
+    place,
+    tensor_lines,
+)
 
 
 def gpu_text(d: Elementwise, flags: Mapping[str, Any]) -> str:
@@ -28,43 +39,90 @@ def gpu_text(d: Elementwise, flags: Mapping[str, Any]) -> str:
     # waits for the one before (SGD with half gradients: 90 % of the copy rate on an H200).
     for operand in d.loaded(flags):
         text.lines(load_lines(d, operand, flags))
-    if d.gated or d.clears:
-        text.add("zero = float32(0)")
     if d.gated:
-        text.add(f"row = {row_of('i >> shift')}", f"if {LIVE}:")
-    with text.indented(d.gated):
-        if d.gated:
-            text.lines(coefficient_lines(d, flags))
+        _gated(text, d, flags, lanes)
+    else:
         text.lines(stage_lines(d, flags, lanes))
-    if d.clears and flags.get(d.clears):
-        text.lines(clear_lines(d, flags))
     return text.written()
 
 
+def _gated(text: Text, d: Elementwise, flags: Mapping[str, Any], lanes: range) -> None:
+    """Add what a tensor's live word decides: the stages, those of resting tensors, clearing."""
+    text.add("zero = float32(0)", *tensor_lines("i >> shift"))
+    text.lines(row_lines(d, flags))
+    text.add(f"if {MOVES}:")
+    with text.indented():
+        text.lines(stage_lines(d, flags, lanes))
+    if d.running(flags, resting=True):
+        text.add(f"elif {RESTS}:")
+        with text.indented():
+            text.lines(stage_lines(d, flags, lanes, resting=True))
+    if d.clears and flags.get(d.clears):
+        text.add(f"if {CLEARS}:")
+        with text.indented():
+            text.lines(clear_lines(d, flags))
+
+
+def row_lines(d: Elementwise, flags: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the reads of a gated variant: the tensor's row by fours, then scalars.
+
+    All stand ahead of the branch that the live word decides, so that there is one way to memory
+    and not a second one behind it.
+    """
+    names = d.coefficients(d.running(flags), flags)
+    if d.scaled in {o.name for o in d.loaded(flags)}:
+        names = [*names, "grad"]
+    own = {n: ROW.index(n) for n in names if n in ROW and n not in d.scalars}
+    for quad in sorted({k // 4 for k in own.values()}):
+        yield f"c0, c1, c2, c3 = row4(c, row + int64({4 * quad}))"
+        for name, k in own.items():
+            if k // 4 == quad:
+                yield f"{name} = c{k % 4}"
+    yield from (f"{name} = {place(name, d.scalars)}" for name in names if name not in own)
+
+
 def coefficient_lines(d: Elementwise, flags: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reads of all coefficients and scalars of a variant."""
+    """Yield the reads of all coefficients and scalars of a variant's stages."""
     for name in d.coefficients(d.running(flags), flags):
         yield f"{name} = {place(name, d.scalars)}"
     if d.gated and d.scaled in {o.name for o in d.loaded(flags)}:
-        yield "grad = c[GRAD]"
+        yield "grad = c[row + GRAD]"
 
 
 def stage_lines(
-    d: Elementwise, flags: Mapping[str, Any], lanes: range, stores: bool = True
+    d: Elementwise,
+    flags: Mapping[str, Any],
+    lanes: range,
+    stores: bool = True,
+    resting: bool = False,
 ) -> Iterator[str]:
-    """Yield the text of all stages over the lanes of a thread, with their stores or without."""
-    running, loaded = d.running(flags), {o.name for o in d.loaded(flags)}
+    """Yield the text of all stages over the lanes of a thread, with their stores or without.
+
+    An operand is stored behind the last stage that gives it.
+    """
+    running, loaded = d.running(flags, resting), {o.name for o in d.loaded(flags)}
+    last = last_writers(running)
     coefficients = d.coefficients(running, flags)
-    if d.gated and d.scaled in loaded:
+    if d.gated and d.scaled in loaded and not resting:
         for q in lanes:
             yield f"{d.scaled}{q} = {d.scaled}{q} * grad"
     for stage in running:
-        for q in lanes:
-            named = {n: f"{n}{q}" for n in (*stage.arguments, *stage.targets)}
-            named |= {n: n for n in coefficients}
-            yield call(stage, named.__getitem__)
+        yield from _stage(stage, coefficients, lanes)
         if stores:
-            yield from store_lines(d, flags, stage.targets, lanes)
+            done = [name for name in stage.targets if last[name] is stage]
+            yield from store_lines(d, flags, done, lanes)
+
+
+def _stage(stage: Stage, coefficients: list[str], lanes: range) -> Iterator[str]:
+    """Yield a stage's calls, a lane each, under its condition if it has one."""
+    pad = ""
+    if stage.when:
+        yield f"if {stage.when} != zero:"
+        pad = "    "
+    for q in lanes:
+        named = {n: f"{n}{q}" for n in (*stage.arguments, *stage.targets)}
+        named |= {n: n for n in coefficients}
+        yield pad + call(stage, named.__getitem__)
 
 
 def load_lines(d: Elementwise, operand: Operand, flags: Mapping[str, Any]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from plan.scalars import FP32_SCALARS, fp32_index, int32_index
-from plan.scratch import BLOCK, BLOCK_FLOATS, ROW, ROW_FLOATS
+from plan.scratch import BLOCK, BLOCK_FLOATS, GRANULE, ROW, ROW_FLOATS
 from rangeops.kernels.half import from_half, to_half
 from rangeops.kernels.stages import Elementwise
 from rangeops.kernels.stages import integers as integers_of
@@ -35,12 +35,26 @@ def reference_of(d: Elementwise, flags: Mapping[str, Any]) -> Callable[..., None
             for lo in range(0, 0 if held else n, REFERENCE_CHUNK):
                 Piece(d, flags, arrays, integers, lo, min(n, lo + REFERENCE_CHUNK)).run()
         if d.clears and flags.get(d.clears):
-            half = d.half_of(d.scaled, flags)
-            arrays[d.scaled][: half_start if half else n] = 0
-            if half:
-                arrays[half.name][:] = 0
+            cleared(d, flags, arrays, half_start, integers["shift"])
 
     return reference
+
+
+def cleared(
+    d: Elementwise,
+    flags: Mapping[str, Any],
+    arrays: dict[str, Any],
+    half_start: int,
+    shift: int = GRANULE.bit_length() - 1,
+) -> None:
+    """Write zeros to the gradients of all tensors but those that were planned as frozen."""
+    half = d.half_of(d.scaled, flags)
+    parts = [(arrays[d.scaled], 0)]
+    if half:
+        parts = [(arrays[d.scaled][:half_start], 0), (arrays[half.name], half_start)]
+    for array, start in parts:
+        granule = np.arange(start, start + array.size) >> shift
+        array[arrays["live"][arrays["segments"][granule]] >= 0] = 0
 
 
 def is_held(k: np.ndarray) -> bool:
@@ -68,24 +82,40 @@ class Piece:
         self._live: Any = slice(None)
         if d.gated:
             granule = np.arange(lo, hi) >> integers["shift"]
-            self._row = BLOCK_FLOATS + ROW_FLOATS * arrays["segments"][granule].astype(np.int64)
-            self._live = arrays["c"][self._row + ROW.index("skip")] == 0
+            tensor = arrays["segments"][granule].astype(np.int64)
+            self._row = BLOCK_FLOATS + ROW_FLOATS * tensor
+            self._live = arrays["live"][tensor]
 
     def run(self) -> dict[str, Any]:
-        """Run the stages, write what they gave where the tensor is live, and return it."""
+        """Run the stages, write what they gave where the tensor moves, and return it."""
+        resting = self._run(resting=True) if self._d.gated else {}
+        values = self._run()
+        self._store(resting, self._live == 0)
+        self._store(values, self._live > 0 if self._d.gated else self._live)
+        return values
+
+    def _run(self, resting: bool = False) -> dict[str, Any]:
+        """Return what the stages give, or those of them that run for resting tensors."""
         values: dict[str, Any] = {}
-        for stage in self._d.running(self._flags):
+        for stage in self._d.running(self._flags, resting):
             arguments = [values[n] if n in values else self.read(n) for n in stage.arguments]
             result = stage.reference(*arguments)
             many = result if isinstance(result, tuple) else (result,)
+            if stage.when:
+                on = self.read(stage.when) != 0
+                before = [values[n] if n in values else self.read(n) for n in stage.targets]
+                many = tuple(np.where(on, a, b) for a, b in zip(many, before, strict=True))
             values.update(zip(stage.targets, many, strict=True))
-        for name, value in values.items():
-            if name in self._active:
-                self._write(self._active[name], np.broadcast_to(value, self._hi - self._lo))
         return values
 
+    def _store(self, values: dict[str, Any], where: Any) -> None:
+        """Write the results that are operands, where their tensors are ``where``."""
+        for name, value in values.items():
+            if name in self._active:
+                self._write(self._active[name], np.broadcast_to(value, self._hi - self._lo), where)
+
     def read(self, name: str) -> Any:
-        """Return an argument: elements as float32, or a coefficient."""
+        """Return an argument: elements as float32, or a coefficient, a row's by element."""
         arrays = self._arrays
         if name in self._active:
             return self._operand(self._active[name])
@@ -110,15 +140,15 @@ class Piece:
             halves = self._arrays[half.name][cut - self._half_start : hi - self._half_start]
             out = np.concatenate([array[lo:cut], from_half(halves, self._half)])
         scaled = self._d.gated and name == self._d.scaled
-        return out * self._arrays["c"][BLOCK.index("grad")] if scaled else out
+        return out * self._arrays["c"][self._row + ROW.index("grad")] if scaled else out
 
-    def _write(self, operand: Any, value: np.ndarray) -> None:
+    def _write(self, operand: Any, value: np.ndarray, where: Any) -> None:
         start = self._half_start if operand.from_half_start else 0
         first = max(self._lo, start)
         if first >= self._hi:
             return
         target = self._arrays[operand.name][first - start : self._hi - start]
         some = value[first - self._lo :]
-        live = self._live if isinstance(self._live, slice) else self._live[first - self._lo :]
+        live = where if isinstance(where, slice) else where[first - self._lo :]
         bits = to_half(some, self._half) if operand.element == "half" else some
         target[live] = bits[live]

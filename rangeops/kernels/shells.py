@@ -45,17 +45,22 @@ def per_tensor(
     integers: tuple[str, ...],
     row: Body,
     reference: Callable[..., Any],
+    own: Body | None = None,
     prepare: Body | None = None,
     finish: Body | None = None,
 ) -> Kernel:
     """Return the kernel of an op with a row a tensor: ``row(i, *state, *integers)`` for each.
 
-    ``prepare(*state, *integers)`` gives what all rows share; ``row`` and ``finish`` take it first.
+    ``own(i, *state, *integers)`` loads what is the row's own, ahead of all else; ``prepare(*state,
+    *integers)`` gives what all rows share.  ``row`` takes both, then the rest; ``finish`` the
+    second.
     ``finish(shared, *state, *integers)`` runs once, when every row is done: on the GPU in the last
     block to end, which the scalar "ticket" tells.
     """
     names = ", ".join((*state, *(f"{name}_count" if name in state else name for name in integers)))
     given = names if prepare is None else f"shared, {names}"
+    row_given = given if own is None else f"own(i, {names}), {given}"
+    early = [] if own is None else [f"    mine = own(min(i, tensors - 1), {names})"]
     shared = [] if prepare is None else [f"    shared = prepare({names})"]
     tail = [
         "    syncthreads()",
@@ -67,6 +72,8 @@ def per_tensor(
 
     def build(x: Any, lines: list[str], last: list[str], flags: dict[str, Any]) -> Any:
         functions = {"row": row(x, **flags)}
+        if own is not None:
+            functions["own"] = own(x, **flags)
         if prepare is not None:
             functions["prepare"] = prepare(x, **flags)
         if finish is not None:
@@ -78,9 +85,10 @@ def per_tensor(
         lines = [
             f"def {name}({names}):",
             "    i = thread()",
+            *early,
             *shared,
             "    if i < tensors:",
-            f"        row(i, {given})",
+            f"        row(i, {given if own is None else f'mine, {given}'})",
         ]
         return build(x, lines, tail, flags)
 
@@ -89,7 +97,7 @@ def per_tensor(
             f"def {name}({names}, start, stop):",
             *shared,
             "    for i in range(start, stop):",
-            f"        row(i, {given})",
+            f"        row(i, {row_given})",
         ]
         return build(x, lines, [f"    finish({given})"], flags)
 

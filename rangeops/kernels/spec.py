@@ -81,6 +81,8 @@ class Stage:
         rule: scalars in, scalars out (one value, or a tuple of as many as there are targets).
         reference: the same in NumPy, spelled on its own; arrays in, arrays out.
         flag: the op's flag with which the stage runs; "!flag": without which; "": always.
+        when: the coefficient that has to be other than 0 for the stage to run; "": always.
+        resting: whether it runs for tensors that rest as well, if the op is gated.
 
     """
 
@@ -88,6 +90,8 @@ class Stage:
     rule: Callable[..., Any]
     reference: Callable[..., Any]
     flag: str = ""
+    when: str = ""
+    resting: bool = False
 
     @property
     def arguments(self) -> tuple[str, ...]:

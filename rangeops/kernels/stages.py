@@ -25,9 +25,9 @@ class Elementwise:
     per_thread: int = 4
     reads: tuple[str, ...] = ()
 
-    def running(self, flags: Mapping[str, Any]) -> list[Stage]:
-        """Return the stages of a variant."""
-        return [stage for stage in self.stages if stage.runs(flags)]
+    def running(self, flags: Mapping[str, Any], resting: bool = False) -> list[Stage]:
+        """Return the stages of a variant, or those of them that run for resting tensors."""
+        return [s for s in self.stages if s.runs(flags) and (s.resting or not resting)]
 
     def active(self, flags: Mapping[str, Any]) -> dict[str, Operand]:
         """Return the operands of a variant by name."""
@@ -45,7 +45,8 @@ class Elementwise:
     def loaded(self, flags: Mapping[str, Any]) -> list[Operand]:
         """Return the operands whose elements are read before a stage gives them."""
         active, known, out = self.active(flags), set[str](), []
-        steps = [(stage.arguments, stage.targets) for stage in self.running(flags)]
+        # What a stage gives under a condition may have to be read all the same.
+        steps = [(s.arguments, () if s.when else s.targets) for s in self.running(flags)]
         for arguments, targets in (*steps, (self.reads, ())):
             for name in arguments:
                 if name in active and name not in known:
@@ -57,7 +58,9 @@ class Elementwise:
     def coefficients(self, stages: list[Stage], flags: Mapping[str, Any]) -> list[str]:
         """Return the names of stages' arguments that are neither operands nor temporaries."""
         known = {o.name for o in self.operands}.union(*(s.targets for s in self.stages))
-        names = dict.fromkeys(n for s in stages for n in s.arguments if n not in known)
+        names = dict.fromkeys(
+            n for s in stages for n in (*s.arguments, *filter(None, (s.when,))) if n not in known
+        )
         for name in names:
             place(name, self.scalars)
         return list(names)
@@ -65,13 +68,14 @@ class Elementwise:
     def state(self) -> tuple[str, ...]:
         """Return the parts of the plan's state that the kernel takes."""
         texts = [place(n, self.scalars) for n in self.coefficients(list(self.stages), {})]
+        scalars = ("s",) if any(t.startswith("s[") for t in texts) else ()
         if self.gated:
-            return ("segments", "c", "k", *(("s",) if any(t[0] == "s" for t in texts) else ()))
+            return ("segments", "live", "c", "k", *scalars)
         if any("row" in t for t in texts):
             raise ValueError(
                 f"{self.name}: a coefficient by tensor in an op that is not gated; gate it"
             )
-        return tuple(part for part in "cs" if any(t.startswith(f"{part}[") for t in texts))
+        return scalars
 
 
 def place(name: str, scalars: tuple[str, ...] = ()) -> str:
@@ -112,8 +116,7 @@ def constants() -> dict[str, Any]:
         "GRANULE": GRANULE,
         "BLOCK_FLOATS": BLOCK_FLOATS,
         "ROW_FLOATS": ROW_FLOATS,
-        "SKIP": row_index("skip"),
-        "GRAD": BLOCK.index("grad"),
+        "GRAD": row_index("grad"),
         "SKIP_STEP": int32_index("skip_step"),
         "FOUND_INF": int32_index("found_inf"),
     }
@@ -128,13 +131,31 @@ def scope(
     return words | {name: x.device(rule) for name, rule in rules.items()}
 
 
-LIVE = "((k[SKIP_STEP] | k[FOUND_INF]) == 0) & (c[row + SKIP] == zero)"
-"""Whether the tensor moves this step: nothing was found, and it is not skipped."""
+RUNS = "(k[SKIP_STEP] | k[FOUND_INF]) == 0"
+"""Whether anything moves this step: nothing was found that is not finite."""
+
+MOVES = f"({RUNS}) & (word > 0)"
+"""Whether the tensor is trained this step; ``word`` is its live word."""
+
+RESTS = f"({RUNS}) & (word == 0)"
+"""Whether of the tensor only what runs for resting ones moves."""
+
+CLEARS = "word >= 0"
+"""Whether the tensor has a gradient to clear; one that was planned as frozen has none."""
 
 
-def row_of(granule: str) -> str:
-    """Return the expression of a tensor's row from the index into the granule table."""
-    return f"int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * int64(segments[{granule}])"
+def tensor_lines(granule: str) -> tuple[str, ...]:
+    """Return the lines that find a granule's tensor: its live word and its row."""
+    return (
+        f"tensor = int64(segments[{granule}])",
+        "word = live[tensor]",
+        "row = int64(BLOCK_FLOATS) + int64(ROW_FLOATS) * tensor",
+    )
+
+
+def last_writers(stages: Iterable[Stage]) -> dict[str, Stage]:
+    """Return the stage behind which each target is stored: the last one that gives it."""
+    return {name: stage for stage in stages for name in stage.targets}
 
 
 def call(stage: Stage, values: Callable[[str], str]) -> str:

@@ -14,6 +14,7 @@ from plan.scratch import STATE_OF
 from plan.series import SERIES, WEIGHT_KINDS
 from rangeops.arena.arena import Arena
 from rangeops.kernels.spec import OpSpec
+from rangeops.launch import coefficients
 from rangeops.launch.operands import Resolved
 
 OWN_SCALAR = "scalar."
@@ -100,6 +101,7 @@ class Binding:
             "granule0": self.first_granule,
             "biases": self.biases,
             "options": self.options,
+            "quads": coefficients.quads_written(self.plan.config.kind.label),
         }
         return [menu[name] for name in self.op.kernel.integers]
 

@@ -1,38 +1,43 @@
-"""The coefficient block and the rows by tensor: the one rule that fills them.
+"""A tensor's row of coefficients: the one rule that fills it.
 
-Update kernels never take a hyper-parameter by value.  They read a block of floats that all tensors
-share and a row of floats per tensor (``plan.scratch`` has their names in order).  The rule below
-turns hyper-parameters, step and loss scale into both, in float64, rounded once to float32:
+Update kernels never take a hyper-parameter by value.  They read a row of floats per tensor
+(``plan.scratch.ROW`` has their names in order), which the rule below makes of the arena's scalars,
+the tensor's group and its own step, in float64, rounded once to float32:
 
-    t        = step + 1
+    t        = the tensor's step + 1
     bc1, bc2 = 1 - beta1**t, 1 - beta2**t             beta = 1 - (1-beta), powers by squaring
-    lr       = scalars.lr * group.lr                   (row)
-    wd       = scalars.weight_decay * group.wd
-    weight_decay, keep = (wd, 1), or (0, 1 - lr*wd) with decoupled                     (row)
-    step_size       = lr / bc1                         (row)
-    inv_sqrt_bc2    = 1 / sqrt(bc2)                    (block)
+    lr       = scalars.lr * group.lr
+    wd       = scalars.weight_decay * group.weight_decay
+    weight_decay, keep = (wd, 1), or (0, 1 - lr*wd) with decoupled
+    step_size       = lr / bc1
+    inv_sqrt_bc2    = 1 / sqrt(bc2)
     clip     = min(1, clip_norm / (norm + 1e-6))       (with the global norm and clip_norm > 0)
-    grad     = +-clip / (grad_scale * ranks)           (block; minus: maximize; ranks: the
-                                                        gradients are a sum over so many)
-    one_minus_ema_decay = max(1-decay, 9 / (9 + t))    (block; with warm-up)
-    momentum, 1-dampening = (0, 1) at the first step   (block)
-    look_gradient, look_moment = (0, 1), or (1, momentum) with nesterov                (block)
-    beta3    = 1-beta1, or 1 without grad_averaging    (block, LAMB)
-    scale, rate = (lr, 1), or (1, lr) with lr_outside  (row; trust_ratio puts the ratio in scale)
+    grad     = +-clip / (grad_scale * ranks)           (minus: maximize; ranks: the gradients are a
+                                                        sum over so many)
+    one_minus_ema_decay = max(1-decay, 9 / (9 + T))    (all; with warm-up; T: the arena's step + 1)
+    start_ema           = 1 at T = 1: the average starts as the weights before the step (all)
+    momentum, 1-dampening = (0, 1) at t = 1
+    look_gradient, look_moment = (0, 1), or (1, momentum) with nesterov
+    beta3    = 1-beta1, or 1 without grad_averaging    (LAMB)
+    scale, rate = (lr, 1), or (1, lr) with lr_outside  (trust_ratio puts the ratio in scale)
+    trust    = trust_coefficient, or -1 where the group does not adapt
 
-So L2 and decoupled decay, momentum, Nesterov and LARS are coefficients of one kernel, not kernels
-of their own.  What an optimizer wants by its nature is in SETTINGS.  The rule is one text for the
-GPU, the simulator, the CPU loops and the host.
+A momentum of 0 leaves m as it is, (1, 0, 1, 0), and p moves by the gradient.  So L2 and decoupled
+decay, momentum, Nesterov, SGD, maximize and LARS are coefficients of one kernel, not kernels of
+their own, and groups may differ in any of them.  What an optimizer wants by its nature is in
+SETTINGS.  The rule is one text for the GPU, the simulator, the CPU loops and the host.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
-from plan.scratch import BLOCK, BLOCK_FLOATS, ROW, ROW_FLOATS
+from plan.scalars import FP32_SCALARS
+from plan.scratch import BLOCK_FLOATS, GROUP, GROUP_FLOATS, ROW, ROW_FLOATS, group_index
 
 OPTIONS = {
     name: 1 << bit
@@ -66,18 +71,12 @@ SETTINGS: dict[str, dict[str, bool]] = {}
 CLIP_EPS = 1e-6
 """Added to the norm under a clip, as torch.nn.utils.clip_grad_norm_ does."""
 
-BLOCK_SCALARS = (
-    "one_minus_beta1",
-    "one_minus_beta2",
-    "grad_scale",
-    "ranks",
-    "one_minus_ema_decay",
-    "momentum",
-    "one_minus_dampening",
-    "beta1",
-    "eps",
-)
-"""The FP32 scalars that the block's rule takes, in its order."""
+MOST_STEPS = 2**31 - 1
+"""Where every count of steps stops."""
+
+SHARED = tuple(name for name in GROUP if name in FP32_SCALARS)
+"""The FP32 scalars of the arena that the row's rule takes, in its order: those that a group may
+multiply or replace."""
 
 HOST = SimpleNamespace(
     float32=np.float32,
@@ -89,122 +88,187 @@ HOST = SimpleNamespace(
 """The vocabulary of plain Python: the rule interpreted on the host, for a launch without a plan."""
 
 
+READS: dict[str, frozenset[str]] = {}
+"""Optimizer -> the coefficients by tensor that its passes read; entered when it is declared."""
+
+READ_BY_OTHERS: set[str] = set()
+"""The coefficients by tensor that ops beside the optimizers read."""
+
+
+def quads_of(names: Iterable[str]) -> int:
+    """Return the fours of a row that hold coefficients, a bit each."""
+    bits = {1 << ROW.index(name) // 4 for name in names if name in ROW}
+    return sum(bits)
+
+
+def quads_written(optimizer: str) -> int:
+    """Return the fours that ``begin_step`` writes in a plan for an optimizer."""
+    names = READS.get(optimizer, frozenset(ROW))
+    return quads_of({*names, *READ_BY_OTHERS})
+
+
 def option_word(options: dict[str, bool]) -> int:
     """Return the bits of the options that are on."""
     return sum(OPTIONS[name] for name, on in options.items() if on)
 
 
-def power_rule(x: Any) -> Any:
-    """Return ``power(base, exponent)`` in float64, by squaring, lowest digit first."""
+def powers_rule(x: Any) -> Any:
+    """Return ``powers(a, b, exponent)``: both in float64, by squaring, lowest digit first.
+
+    In one loop, since each is a chain of products that wait for one another.
+    """
     float64 = x.float64
 
-    def power(base, exponent):
-        result = float64(1.0)
-        factor = base
+    def powers(a, b, exponent):
+        first = float64(1.0)
+        second = float64(1.0)
         left = exponent
         while left > 0:
             if left & 1:
-                result = result * factor
-            factor = factor * factor
+                first = first * a
+                second = second * b
+            a = a * a
+            b = b * b
             left = left >> 1
-        return result
+        return first, second
 
-    return x.device(power)
+    return x.device(powers)
 
 
-def block_rule(x: Any) -> Any:
-    """Return ``block(s, step, norm, clip_norm, options)`` compiled for vocabulary ``x``.
+def clip_rule(x: Any) -> Any:
+    """Return ``clip(norm, clip_norm, options)``: what the global norm multiplies gradients by."""
+    float32, float64 = x.float32, x.float64
 
-    It takes the scalars of BLOCK_SCALARS and gives bc1 as float64, then the block's float32 in
-    order.
-    """
-    float32, float64, int64, sqrt = x.float32, x.float64, x.int64, x.sqrt
-    power = power_rule(x)
-
-    def block(s, step, norm, clip_norm, options):
-        omb1, omb2, grad_scale, ranks, one_minus_ema, momentum, one_minus_dampening, beta1, eps = s
-        t = int64(step)
-        bc1 = float64(1.0)
-        bc2 = float64(1.0)
-        if options & BIAS_CORRECTION:
-            bc1 = bc1 - power(float64(1.0) - float64(omb1), t)
-            bc2 = bc2 - power(float64(1.0) - float64(omb2), t)
-        inv_sqrt_bc2 = float32(float64(1.0) / sqrt(bc2))
-        clip = float64(1.0)
+    def clip(norm, clip_norm, options):
+        factor = float64(1.0)
         if options & GLOBAL_NORM and clip_norm > float32(0.0):
-            clip = float64(clip_norm) / (norm + float64(CLIP_EPS))
-        if not (clip < float64(1.0)):
-            clip = float64(1.0)
-        grad = float32(clip / (float64(grad_scale) * float64(ranks)))
-        if options & MAXIMIZE:
-            grad = -grad
-        ema = one_minus_ema
+            factor = float64(clip_norm) / (norm + float64(CLIP_EPS))
+        if not (factor < float64(1.0)):
+            factor = float64(1.0)
+        return factor
+
+    return x.device(clip)
+
+
+def ema_rule(x: Any) -> Any:
+    """Return ``ema(one_minus_ema_decay, step, options)``: 1 - decay at the arena's step."""
+    float32, float64, int64 = x.float32, x.float64, x.int64
+
+    def ema(one_minus_ema_decay, step, options):
         if options & EMA_WARMUP:
-            ema = max(ema, float32(float64(9.0) / float64(t + int64(9))))
-        mu = momentum
-        omd = one_minus_dampening
-        if t <= 1:
-            mu = float32(0.0)
-            omd = float32(1.0)
-        beta3 = float32(1.0)
-        if options & GRAD_AVERAGING:
-            beta3 = omb1
-        look_gradient = float32(0.0)
-        look_moment = float32(1.0)
-        if options & NESTEROV:
-            look_gradient = float32(1.0)
-            look_moment = momentum
-        inv_bc1 = float32(float64(1.0) / bc1)
-        return bc1, (
-            omb1, omb2, inv_sqrt_bc2, eps, grad, ema, mu, omd, inv_bc1, beta1, beta3,
-            look_gradient, look_moment,
+            return max(one_minus_ema_decay, float32(float64(9.0) / float64(step + int64(9))))
+        return one_minus_ema_decay
+
+    return x.device(ema)
+
+
+def group_rule(x: Any) -> Any:
+    """Return ``settings(s, g)``: what a group sets for itself, else the arena's scalars.
+
+    ``s`` has the scalars of SHARED, ``g`` the group's GROUP_FLOATS; lr and weight decay are float64
+    products, the rest float32.
+    """
+    float64 = x.float64
+    trust, omb1, omb2, beta1, eps, mu, omd = map(group_index, SHARED[2:])
+
+    def pick(own, shared):
+        return shared if own != own else own
+
+    pick = x.device(pick)
+
+    def settings(s, g):
+        return (
+            float64(s[0]) * float64(g[0]), float64(s[1]) * float64(g[1]), pick(g[trust], s[2]),
+            pick(g[omb1], s[3]), pick(g[omb2], s[4]), pick(g[beta1], s[5]), pick(g[eps], s[6]),
+            pick(g[mu], s[7]), pick(g[omd], s[8]),
         )  # fmt: skip
 
-    return x.device(block)
+    return x.device(settings)
+
+
+def momentum_rule(x: Any) -> Any:
+    """Return ``moving(momentum, one_minus_dampening, t, nesterov)``: four coefficients of m."""
+    float32 = x.float32
+
+    def moving(momentum, one_minus_dampening, t, nesterov):
+        mu, omd = momentum, one_minus_dampening
+        look_gradient, look_moment = float32(0.0), float32(1.0)
+        if t <= 1:
+            mu, omd = float32(0.0), float32(1.0)
+        if nesterov:
+            look_gradient, look_moment = float32(1.0), momentum
+        if momentum == float32(0.0):
+            mu, omd = float32(1.0), float32(0.0)
+            look_gradient, look_moment = float32(1.0), float32(0.0)
+        return mu, omd, look_gradient, look_moment
+
+    return x.device(moving)
 
 
 def row_rule(x: Any) -> Any:
-    """Return ``row(lr, weight_decay, group_lr, group_decay, bc1, options)`` for vocabulary ``x``.
+    """Return ``row(s, g, t, grad, options)`` compiled for vocabulary ``x``.
 
-    It gives lr, step_size, keep, weight_decay, scale and rate as float32.
+    It takes the scalars of SHARED, a group's settings, the tensor's step and the float32 ``grad``
+    of all, and gives the row, float32.
     """
-    float32, float64 = x.float32, x.float64
+    float32, float64, sqrt = x.float32, x.float64, x.sqrt
+    powers, settings, moving = powers_rule(x), group_rule(x), momentum_rule(x)
+    adapt, nesterov, maximize, decoupled, corrected, averaged = map(
+        group_index,
+        ("adapt", "nesterov", "maximize", "decoupled", "bias_correction", "grad_averaging"),
+    )
 
-    def row(lr, weight_decay, group_lr, group_decay, bc1, options):
-        rate = float64(lr) * float64(group_lr)
-        decay = float64(weight_decay) * float64(group_decay)
+    def chosen(own, options, bit):
+        return (options & bit) != 0 if own != own else own != float32(0.0)
+
+    chosen = x.device(chosen)
+
+    def row(s, g, t, grad, options):
+        lr, decay, trust, omb1, omb2, beta1, eps, momentum, omd = settings(s, g)
+        bc1 = float64(1.0)
+        bc2 = float64(1.0)
+        if chosen(g[corrected], options, BIAS_CORRECTION):
+            one = float64(1.0)
+            power1, power2 = powers(one - float64(omb1), one - float64(omb2), t)
+            bc1 = one - power1
+            bc2 = one - power2
         keep = float64(1.0)
-        if options & DECOUPLED:
-            keep = keep - rate * decay
+        if chosen(g[decoupled], options, DECOUPLED):
+            keep = keep - lr * decay
             decay = float64(0.0)
-        step_size = float32(rate / bc1)
+        if chosen(g[maximize], options, MAXIMIZE):
+            grad = -grad
+        scale, rate = float32(lr), float32(1.0)
         if options & LR_OUTSIDE:
-            return (
-                float32(rate),
-                step_size,
-                float32(keep),
-                float32(decay),
-                float32(1.0),
-                float32(rate),
-            )
-        return float32(rate), step_size, float32(keep), float32(decay), float32(rate), float32(1.0)
+            scale, rate = float32(1.0), float32(lr)
+        beta3 = float32(1.0)
+        if chosen(g[averaged], options, GRAD_AVERAGING):
+            beta3 = omb1
+        if g[adapt] == float32(0.0):
+            trust = float32(-1.0)
+        mu, omd, look_gradient, look_moment = moving(
+            momentum, omd, t, chosen(g[nesterov], options, NESTEROV)
+        )
+        return (
+            grad, float32(keep), float32(decay), float32(lr / bc1), omb1, omb2,
+            float32(float64(1.0) / sqrt(bc2)), eps, mu, omd, look_gradient, look_moment, scale,
+            rate, float32(1.0), trust, float32(lr), float32(float64(1.0) / bc1), beta1, beta3,
+        )  # fmt: skip
 
     return x.device(row)
 
 
 def fill_on_host(values: dict[str, float], step: int, options: int) -> np.ndarray:
-    """Return block and one row (float32) for hyper-parameters ``values`` at ``step`` >= 1."""
-    block, row = block_rule(HOST), row_rule(HOST)
+    """Return block and row, float32, for hyper-parameters at a tensor's ``step`` from 1 on."""
     f = {name: np.float32(value) for name, value in values.items()}
+    group = np.full(GROUP_FLOATS, np.nan, np.float32)
+    group[: GROUP.index("adapt") + 1] = 1.0
     out = np.zeros(BLOCK_FLOATS + ROW_FLOATS, np.float32)
     with np.errstate(all="ignore"):
-        scalars = tuple(f[name] for name in BLOCK_SCALARS)
-        bc1, filled = block(scalars, step, np.float64(0), np.float32(0), options)
-        rate, step_size, keep, decay, scale, outside = row(
-            f["lr"], f["weight_decay"], np.float32(1), np.float32(1), bc1, options
-        )
-    out[: len(BLOCK)] = filled
-    one = {"lr": rate, "step_size": step_size, "keep": keep, "weight_decay": decay}
-    one |= {"skip": 0, "ratio": 1, "scale": scale, "rate": outside}
-    out[BLOCK_FLOATS:] = [one[name] for name in ROW]
+        clip = clip_rule(HOST)(np.float64(0), np.float32(0), options)
+        grad = np.float32(clip / (np.float64(f["grad_scale"]) * np.float64(f["ranks"])))
+        shared = tuple(f[name] for name in SHARED)
+        row = row_rule(HOST)(shared, tuple(group), step, grad, options)
+        out[0] = ema_rule(HOST)(f["one_minus_ema_decay"], step, options)
+    out[BLOCK_FLOATS : BLOCK_FLOATS + len(ROW)] = row
     return out

@@ -37,6 +37,9 @@ class Graph:
         calls: what has a parameter ``stream`` (a bound launch, an OptimizerStep, a collective), and
             functions without arguments that enqueue work on CuPy's or torch's current stream.
 
+    A call with a method ``ready`` (an OptimizerStep) is asked before every replay; it raises if it
+    must not run.
+
     Raises:
         TypeError: a call that is neither.
         Whatever a call raises; the capture is ended first and the stream is usable.
@@ -46,6 +49,7 @@ class Graph:
     def __init__(self, arena: Arena, calls: Sequence[Callable[..., Any]]) -> None:
         # Kept, since a replay uses the memory and the code of what was captured.
         self._calls = tuple(launchable(call, f"call {k}") for k, call in enumerate(calls))
+        self._ready = tuple({call.ready: None for call in calls if hasattr(call, "ready")})
         self._current = arena.backend.stream_reader(arena.framework)
         self._executable: Executable | None = arena.backend.capture(self._calls, arena.framework)
 
@@ -64,6 +68,8 @@ class Graph:
             raise RuntimeError(
                 "Graph: got replay() after close(), expected it before; capture anew"
             )
+        for ready in self._ready:
+            ready()
         self._executable.launch(self._current() if stream is None else handle_of(stream))
 
 

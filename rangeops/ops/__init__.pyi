@@ -58,6 +58,8 @@ class _Scalars(TypedDict, total=False):
     first_nonfinite: int
     nonfinite_granule: int
     poisoned: int
+    settings: int
+    settings_inverse: int
     ticket: int
 
 class _AccumulateGrad(RangeOp):
@@ -139,7 +141,7 @@ class _AverageHalf(RangeOp):
 average_half: _AverageHalf
 
 class _BeginStep(RangeOp):
-    """unless found_inf: step += 1, coefficients of block and rows"""
+    """unless found_inf: steps += 1, coefficients of every tensor's row"""
 
     def bind(self, arena: Any, *, bias_correction: bool = ..., ema_warmup: bool = ...,
         maximize: bool = ..., loss_scaling: bool = ..., global_norm: bool = ...,

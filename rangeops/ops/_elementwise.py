@@ -7,11 +7,14 @@ rule=clamp_rule, reference=clamp_reference, scalars={"limit": 1.0})
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from plan.scratch import ROW
 from rangeops.kernels.generate import elementwise
 from rangeops.kernels.spec import Operand, Stage
+from rangeops.launch.coefficients import READ_BY_OTHERS
 from rangeops.launch.op import RangeOp, range_op
 
 _TIMES = {"read": 1, "written": 1, "updated": 2}
@@ -42,7 +45,7 @@ def elementwise_op(
             the plan, one of ``scalars``, or, if the op is gated, a coefficient of the tensor; the
             results are those of the operands that are not only read, in order.
         reference: the same in NumPy, spelled on its own: what the kernel has to equal bit for bit.
-        gated: nothing is written where the finite flag or the tensor's skip word is set.
+        gated: nothing is written where the finite flag is set, or the tensor rests.
         scalars: FP32 scalars of its own, name -> initial value; ``PlanConfig(scalars=...)`` gives
             a planned arena room for them.
         hyper: scalars of the plan that a caller may give by name.
@@ -56,6 +59,8 @@ def elementwise_op(
 
     """
     own = dict(scalars or {})
+    if gated:
+        READ_BY_OTHERS.update(inspect.signature(rule).parameters.keys() & set(ROW))
     targets = tuple(o.name for o in operands if o.role != "read")
     moved = sum(o.itemsize * _TIMES[o.role] for o in operands)
     return range_op(

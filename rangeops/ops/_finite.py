@@ -6,8 +6,9 @@
 
 Elements below ``half_start`` are FP32 (``g``), those from it on half (``h``), so one launch checks
 a whole mixed-precision model.  A value is refused by its bits (IEEE 754-2019, 3.4), which no
-compiler option can remove.  clip_value 0 clamps nothing.  4 or 2 bytes an element, twice that
-with clip.
+compiler option can remove.  clip_value 0 clamps nothing.  A tensor that is not trained this step
+(its live word) sets no flag and keeps its bytes: its gradient is an old one.  4 or 2 bytes an
+element, twice that with clip.
 
 The flag's life: set by any check or collective; ``begin_step`` moves it into ``skip_step`` and
 clears it; updates, EMA and ``grad_scaling`` obey either.
@@ -45,10 +46,15 @@ def clamp_rule(x, bound):
     return x
 
 
+def trained_rule(segments, live, granule):
+    """Return whether the tensor of a granule is trained this step."""
+    return live[segments[granule]] > 0
+
+
 def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
     thread, load4, load8, store4, store8 = x.thread, x.load4, x.load8, x.store4, x.store8
     int64, int32, uint32, float_bits = x.int64, x.int32, x.uint32, x.float_bits
-    atomic_min, float32 = x.atomic_min, x.float32
+    atomic_min, float32, trained = x.atomic_min, x.float32, x.device(trained_rule)
     widen, narrow = x.half(half)
     clamp = x.device(clamp_rule)
     exponent, mask = format_of(half).exponent, 0x7F800000
@@ -87,7 +93,7 @@ def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
 
     report = x.device(report)
 
-    def check(g, h, s, k, half_start, granule0, n):
+    def check(g, h, s, k, segments, live, half_start, granule0, shift, n):
         t = thread()
         base = (t >> int64(7)) * int64(BLOCK_ELEMENTS)
         lane = t & int64(127)
@@ -99,9 +105,9 @@ def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
                 left = plain - i
                 if left > 0:
                     lanes = load4(g, i, left)
-                    if special(lanes):
+                    if special(lanes) and trained(segments, live, i >> shift):
                         report(k, granule0, i)
-                    if clip and bound > float32(0):
+                    if clip and bound > float32(0) and trained(segments, live, i >> shift):
                         clip4(g, i, lanes, bound, left)
         if half_grad and base + int64(BLOCK_ELEMENTS) > half_start:
             for r in range(BLOCK_ELEMENTS // 1024):
@@ -109,9 +115,9 @@ def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
                 left = n - i
                 if left > 0 and i >= half_start:
                     u = load8(h, i - half_start, left)
-                    if special_half(u):
+                    if special_half(u) and trained(segments, live, i >> shift):
                         report(k, granule0, i)
-                    if clip and bound > float32(0):
+                    if clip and bound > float32(0) and trained(segments, live, i >> shift):
                         a = clip_lane(u[0], bound), clip_lane(u[1], bound), clip_lane(u[2], bound)
                         b = clip_lane(u[3], bound), clip_lane(u[4], bound), clip_lane(u[5], bound)
                         c = clip_lane(u[6], bound), clip_lane(u[7], bound)
@@ -123,14 +129,16 @@ def _check_gpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
 
 def _check_cpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
     uint32, int32, float_bits, atomic_min = x.uint32, x.int32, x.float_bits, x.atomic_min
-    at = x.at
+    at, trained = x.at, x.device(trained_rule)
     widen, narrow = x.half(half)
     clamp = x.device(clamp_rule)
     exponent, mask = format_of(half).exponent, 0x7F800000
 
-    def check(g, h, s, k, half_start, granule0, n, start, stop):
+    def check(g, h, s, k, segments, live, half_start, granule0, shift, n, start, stop):
         bound = s[CLIP_VALUE] * s[GRAD_SCALE] * s[RANKS]
         for first in range(start, stop, GRANULE):
+            if not trained(segments, live, first >> shift):
+                continue
             count = min(GRANULE, stop - first)
             bad = int32(0)
             if half_grad and first >= half_start:
@@ -155,16 +163,19 @@ def _check_cpu(x: Any, *, half: str | None, half_grad: bool, clip: bool) -> Any:
 
 
 def _check_reference(*, half: str | None, half_grad: bool, clip: bool) -> Any:
-    def reference(g, h, s, k, half_start, granule0, n):
+    def reference(g, h, s, k, segments, live, half_start, granule0, shift, n):
         plain = g[: half_start if half_grad else n]
         halves = from_half(h, half) if half_grad else np.zeros(0, np.float32)
-        bad = np.flatnonzero(~np.isfinite(np.concatenate([plain, halves])))
+        trained = live[segments[np.arange(plain.size + halves.size) >> shift]] > 0
+        bad = np.flatnonzero(~np.isfinite(np.concatenate([plain, halves])) & trained)
         with np.errstate(all="ignore"):
             bound = s[CLIP_VALUE] * s[GRAD_SCALE] * s[RANKS]
             if clip and bound > 0:
-                plain[:] = np.clip(plain, -bound, bound)
+                own = trained[: plain.size]
+                plain[own] = np.clip(plain, -bound, bound)[own]
                 if half_grad:
-                    h[:] = to_half(np.clip(halves, -bound, bound), half)
+                    own = trained[plain.size :]
+                    h[own] = to_half(np.clip(halves, -bound, bound), half)[own]
         if bad.size:
             k[FOUND_INF] = 1
             k[FIRST] = min(k[FIRST], granule0 + bad[0] // GRANULE)
@@ -185,8 +196,8 @@ check_nan = range_op(
     operands=_CHECK,
     kernel=Kernel(
         "check_nan",
-        arguments_of(_CHECK, "s", "k"),
-        ("half_start", "granule0", "n"),
+        arguments_of(_CHECK, "s", "k", "segments", "live"),
+        ("half_start", "granule0", "shift", "n"),
         _check_gpu,
         _check_cpu,
         _check_reference,

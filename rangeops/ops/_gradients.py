@@ -4,7 +4,7 @@
     unscale           g = g * (1/grad_scale);  grad_scale = 1
 
 Half gradients are gathered in FP32, in which a sum of many loses nothing that matters; the update
-then reads FP32 gradients and unscales once, by the block's ``grad``.  ``unscale`` is for callers
+then reads FP32 gradients and unscales once, by the row's ``grad``.  ``unscale`` is for callers
 who look at or change true gradients before the step; it works on FP32 alone, since halves would
 lose small ones.  grad_scale is what the gradients still carry: after ``unscale`` it is 1, so a
 second one, and the step, divide by nothing more; ``begin_step`` sets it to the loss scale again.

@@ -21,6 +21,7 @@ import numpy as np
 from rangeops.kernels.chunk_sums import chunk_sums
 from rangeops.kernels.spec import HALF_GRAD, Stage, half_where_used, read, updated
 from rangeops.launch.op import range_op
+from rangeops.ops._ratio import RATIO_READS
 from rangeops.ops._update import GRADIENT, optimizer, update_kernel
 
 
@@ -54,6 +55,7 @@ def step_rule(p, u, scale):
     return p - scale * u
 
 
+MOMENTS_READ = ("beta1", "beta3", "one_minus_beta2")
 DIRECTION = Stage(("u",), direction_rule, direction_reference)
 _HYPER = ("lr", "beta1", "beta2", "eps", "weight_decay")
 _MOMENTS = (read("p", "f4", "W"), *GRADIENT, updated("m", "f4", "M"), updated("v", "f4", "V"))
@@ -92,6 +94,7 @@ lamb = optimizer(
         "lamb", DIRECTION, Stage(("p",), step_rule, step_rule), moments="mv", gradient=False
     ),
     hyper=_HYPER,
+    beside=(*MOMENTS_READ, *RATIO_READS),
     options=("bias_correction", "grad_averaging", "maximize"),
     source="You et al. 2020, algorithm 2",
 )

@@ -4,9 +4,11 @@
                   finite, and the granule of the first such element
 
 The tree is that of ``rangeops.kernels.tree``.  A chunk's sum is float64, in which no finite float32
-overflows, so "the sum is not finite" is exactly "an element is not finite".  The sums are those of
-the gradients as they lie, loss scale and all; who reads them divides.  ``begin_step`` clips by the
-global norm and writes the scalar ``grad_norm``; ``trust_ratio`` makes LARS's and LAMB's ratios.
+overflows, so "the sum is not finite" is exactly "an element is not finite".  A tensor that is not
+trained this step sets no flag, since its gradient is an old one, and ``fold_norms`` leaves its sums
+out.  The sums are those of the gradients as they lie, loss scale and all; who reads them divides.
+``begin_step`` clips by the global norm and writes the scalar ``grad_norm``; ``trust_ratio`` makes
+LARS's and LAMB's ratios.
 
 The kernel is written by hand: a full chunk's sixteen loads are issued together (``tree.walk``),
 which a loop over granules does not do.
@@ -49,14 +51,14 @@ def _norm_gpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> An
 
     lane_sum = x.device(lane_sum)
 
-    def norm(g, h, p, chunks, k, partials, half_start, count):
+    def norm(g, h, p, chunks, k, segments, live, partials, half_start, count):
         w = thread() >> int64(5)
         if w >= count:
             return
         first, granules, i = chunk(chunks, w)
         lane = thread() & int64(31)
         total = lane_sum(g, h, i, half_start, granules)
-        if total - total != 0.0:  # also where it is NaN
+        if total - total != 0.0 and live[segments[first]] > 0:  # also where it is NaN
             k[FOUND_INF] = int32(1)
             for r in range(granules):
                 part = lane_sum(g, h, i + int64(GRANULE) * r, half_start, int64(1))
@@ -92,7 +94,7 @@ def _norm_cpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> An
 
     report = x.device(report)
 
-    def norm(g, h, p, chunks, k, partials, half_start, count, start, stop):
+    def norm(g, h, p, chunks, k, segments, live, partials, half_start, count, start, stop):
         lanes = local(width, float64)
         for w in range(start, stop):
             first, last = int64(chunks[w]), int64(chunks[w + 1])
@@ -106,7 +108,7 @@ def _norm_cpu(x: Any, *, half: str | None, half_grad: bool, weights: bool) -> An
                     plain(at(g, i), lanes)
             total = fold(lanes)
             partials[w] = total
-            if total - total != 0.0:
+            if total - total != 0.0 and live[segments[first]] > 0:
                 report(g, h, k, half_start, first, last)
             if weights:
                 for j in range(width):
@@ -122,9 +124,10 @@ def _norm_reference(*, half: str | None, half_grad: bool, weights: bool) -> Any:
     def squares(values):
         return lambda rows: np.square(values[rows], dtype=np.float64)
 
-    def reference(g, h, p, chunks, k, partials, half_start, count):
+    def reference(g, h, p, chunks, k, segments, live, partials, half_start, count):
         rows = tree.granules_of(g, h, half_start, half)
-        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
+        trained = live[segments] > 0
+        bad = np.flatnonzero(~np.isfinite(rows).all(axis=1) & trained)
         with np.errstate(invalid="ignore"):
             partials[:count] = tree.chunks_reference(squares(rows), chunks)
             if weights:
@@ -154,7 +157,7 @@ grad_norm = range_op(
     operands=_NORM,
     kernel=Kernel(
         "grad_norm",
-        arguments_of(_NORM, "chunks", "k", "partials"),
+        arguments_of(_NORM, "chunks", "k", "segments", "live", "partials"),
         ("half_start", "chunks"),
         _norm_gpu,
         _norm_cpu,

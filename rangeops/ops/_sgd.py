@@ -22,6 +22,7 @@ its decay as its group says.
 from __future__ import annotations
 
 from rangeops.kernels.spec import Stage
+from rangeops.ops._ratio import RATIO_READS
 from rangeops.ops._update import optimizer, update_kernel
 
 
@@ -102,5 +103,6 @@ lars = optimizer(
     kernel=MOMENTUM,
     hyper=("lr", "momentum", "weight_decay", "trust_coefficient", "eps"),
     options=("maximize", "nesterov", "lr_outside"),
+    beside=RATIO_READS,
     source="You, Gitman, Ginsburg 2017, algorithm 1",
 )

@@ -1,5 +1,6 @@
 """The one kernel shape of all optimizers, and how an optimizer is declared.
 
+    e = p                               ema, at the arena's first step
     g' = g * grad                       unscaled and clipped, sign turned for maximize
     p, m, v = rule(p, g', m, v, ...)    the optimizer's own rule
     a = half(p)                         half_copy
@@ -8,8 +9,9 @@
 
 Elements below ``half_start`` read FP32 gradients ``g`` and have no half copy; those from it on
 read half gradients ``h`` (half_grad) and write the half copy ``a`` (half_copy).  When the finite
-flag is set, or the tensor's skip word, p, m, v, e and a keep every bit; ``clear_grad`` clears all
-the same, so that an overflow does not stay in the gradients.
+flag is set, p, m, v, e and a keep every bit; ``clear_grad`` clears all the same, so that an
+overflow does not stay in the gradients.  Of a tensor that rests (frozen, or without a gradient of
+this step) only e moves; of one that was planned as frozen nothing.
 
 L2 and decoupled decay, Nesterov's look-ahead, LARS's scale and maximize are coefficients that
 ``begin_step`` writes, so optimizers that differ in them alone share a kernel.
@@ -26,6 +28,8 @@ from functools import partial
 from typing import Any
 
 from plan import OptimizerKind
+from rangeops.arena.settings import NAMES as GROUP_SETTINGS
+from rangeops.arena.settings import READS as GROUPS_READ
 from rangeops.kernels.generate import elementwise
 from rangeops.kernels.spec import (
     HALF_GRAD,
@@ -37,12 +41,11 @@ from rangeops.kernels.spec import (
     updated,
     written,
 )
-from rangeops.launch.coefficients import SETTINGS
+from rangeops.launch.coefficients import READS, SETTINGS
 from rangeops.launch.op import RangeOp, range_op
-from rangeops.ops._ema import copy_rule, ema_reference, ema_rule
+from rangeops.ops._ema import AVERAGE, START, copy_rule
 
 COPY = Stage(("a",), copy_rule, copy_rule, "half_copy")
-AVERAGE = Stage(("e",), ema_rule, ema_reference, "ema")
 GRADIENT = (
     updated("g", "f4", "G"),
     updated("h", "half", "G", "half_grad", instead_of="g"),
@@ -78,7 +81,7 @@ def update_kernel(
     )
     if gradient:
         more |= {"scaled": "g", "clears": "clear_grad"}
-    return elementwise(name, operands, (*stages, COPY, AVERAGE), gated=True, **more)
+    return elementwise(name, operands, (START, *stages, COPY, AVERAGE), gated=True, **more)
 
 
 def optimizer(
@@ -93,6 +96,7 @@ def optimizer(
     options: tuple[str, ...] = ("maximize",),
     settings: Mapping[str, bool] | None = None,
     scalars: Mapping[str, float] | None = None,
+    beside: tuple[str, ...] = (),
     origin: str = "(beyond)",
     source: str = "",
 ) -> RangeOp:
@@ -108,14 +112,15 @@ def optimizer(
         hyper: the scalars that it reads, by which a caller may set them.
         kernel: an update kernel that it shares with another optimizer; else it is made from
         rule: ``rule(p, g, m, v, ...)`` in scalars: float32 operands first (those of ``moments``),
-            then coefficients by name (``plan.scratch.BLOCK``, ``ROW``) and ``scalars``; gives p and
-            the moments.  ``g`` comes unscaled and clipped.
+            then coefficients by name (``plan.scratch.ROW``) and ``scalars``; gives p and the
+            moments.  ``g`` comes unscaled and clipped.
         reference: the same in NumPy, spelled on its own: what the kernel has to equal bit for bit.
         moments: "", "m" or "mv": what it keeps for a parameter.
         options: the bits of the option word that a caller may choose.
         settings: the options that it wants by its nature: "decoupled" (weight decay shrinks p
             through ``keep`` instead of entering g), "nesterov", "lr_outside".
         scalars: FP32 scalars of its own, name -> initial value.
+        beside: coefficients by tensor that its other passes read, if it has some.
         origin: the origin's name of the op.
         source: the paper, with its equation.
 
@@ -131,6 +136,7 @@ def optimizer(
     if name not in {kind.label for kind in OptimizerKind}:
         OptimizerKind.register(name, series="".join(kept).upper(), scalars=own)
     SETTINGS[name] = dict(settings or {})
+    _enter(name, kernel, beside, (*hyper, *options))
     return range_op(
         name,
         origin=origin,
@@ -146,6 +152,31 @@ def optimizer(
         scalars=own,
         source=source,
     )
+
+
+def _enter(name: str, kernel: Kernel, beside: tuple[str, ...], names: tuple[str, ...]) -> None:
+    """Enter what an optimizer reads of a tensor's row, and what its groups may set."""
+    READS[name] = frozenset({*_coefficients(kernel), *beside})
+    GROUPS_READ[name] = _reads(kernel, names, norms="N" in OptimizerKind.named(name).series)
+
+
+def _coefficients(kernel: Kernel) -> set[str]:
+    """Return the names that a kernel's rules read, and the gradient's factor."""
+    read_by_rules = {argument for stage in kernel.stages for argument in stage.arguments}
+    return read_by_rules | {"grad"}
+
+
+def _reads(kernel: Kernel, names: tuple[str, ...], norms: bool) -> dict[str, tuple[Any, ...]]:
+    """Return the settings that a group may have, by what the optimizer takes and its rules read."""
+    read_by_rules = _coefficients(kernel)
+    taken: dict[str, tuple[Any, ...]] = {name: () for name in names if name in GROUP_SETTINGS}
+    if "look_gradient" in read_by_rules:
+        taken["nesterov"] = ()
+    if norms:
+        taken["adapt"] = ()
+    decays = {"l2": "weight_decay", "decoupled": "keep"}
+    kinds = tuple(kind for kind, by in decays.items() if by in read_by_rules)
+    return taken | ({"decay": kinds} if kinds else {})
 
 
 def _kernel_of(

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from plan import PlanError
+from plan import OptimizerKind, PlanError
 from rangeops import ops
 from rangeops.arena.arena import Arena
 
@@ -59,8 +59,8 @@ class Report:
                 "announce them with plan.parameter(...)"
             )
         self.arena, self._plan = arena, plan
-        half = plan.config.half is not None if half_grad is None else half_grad
-        trained = plan.series_range("G").size > 0
+        half = plan.series_range("A").size > 0 if half_grad is None else half_grad
+        trained = plan.config.kind is not OptimizerKind.NONE
         weights = [
             ops.tensor_stats.bind(arena, plan.series_range("W")),
             ops.fold_norms.bind(arena, of="weight_report"),

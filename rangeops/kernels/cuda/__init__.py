@@ -19,8 +19,8 @@ from rangeops.kernels.half import format_of
 
 WORDS = (
     "atomic_add", "atomic_min", "bits_float", "block_index", "clear16", "copy16", "float32",
-    "float64", "float_bits", "int32", "int64", "load4", "load8", "sqrt", "store4", "store8",
-    "syncthreads", "thread", "uint8", "uint16", "uint32", "warp_max", "warp_sum",
+    "float64", "float_bits", "int32", "int64", "load4", "load8", "row4", "sqrt", "store4",
+    "store8", "syncthreads", "thread", "uint8", "uint16", "uint32", "warp_max", "warp_sum",
 )  # fmt: skip
 """The names that kernels may use."""
 

@@ -158,6 +158,32 @@ def store8(a, i, lanes, left):
 
 
 @intrinsic
+def row4(typingctx, pointer, index):
+    """Return four float32 from element ``index``, a multiple of 4, loaded where this stands.
+
+    The load is assembly with a side effect: as a plain one the compiler moves it behind the branch
+    that its fellows decide.
+    """
+
+    def codegen(context, builder, sig, args):
+        p = builder.addrspacecast(
+            builder.gep(args[0], [args[1]]), ir.PointerType(ir.FloatType(), 1)
+        )
+        four = ir.LiteralStructType([ir.FloatType()] * 4)
+        load = ir.InlineAsm(
+            ir.FunctionType(four, [ir.IntType(64)]),
+            "ld.global.v4.f32 {$0, $1, $2, $3}, [$4];",
+            "=f,=f,=f,=f,l",
+            side_effect=True,
+        )
+        got = builder.call(load, [builder.ptrtoint(p, ir.IntType(64))])
+        lanes = [builder.extract_value(got, k) for k in range(4)]
+        return context.make_tuple(builder, sig.return_type, lanes)
+
+    return UniTuple(float32, 4)(pointer, int64), codegen
+
+
+@intrinsic
 def clear16(typingctx, pointer, index):
     """Write 16 zero bytes from byte ``index`` of ``pointer``."""
 

@@ -53,6 +53,11 @@ def store8(a, i, lanes, left):
         a[i + k] = lanes[k]
 
 
+def row4(a, i):
+    """Return the elements i .. i+3 of ``a``."""
+    return tuple(a[i + k] for k in range(4))
+
+
 def clear16(a, i):
     """Write 16 zero bytes from byte i of ``a``."""
     a[i : i + 16] = 0

@@ -1,7 +1,7 @@
 """launch: from a declared op and its arguments to a call that costs a few microseconds.
 
     op              RangeOp: bind and call; the registry
-    resolve         arguments -> Binding; every refusal is made there (operands: of ranges)
+    resolve         arguments -> Binding; every refusal is made there (operands, rows: of ranges)
     binding         what a launch is made of, and where each argument of its kernel lies
     launchers       Binding -> launch(stream), by the kind of device
     launch          BoundLaunch; binding on first use

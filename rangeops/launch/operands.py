@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from plan import GRANULE, DTensor, DType, MemoryPlan, PlanError, Range, Region
 from plan.region import series_region
-from plan.series import WEIGHT_KINDS
+from plan.series import BIAS_KINDS, WEIGHT_KINDS
 from rangeops.arena.arena import Arena
+from rangeops.arena.buffer import ELEMENTS
 from rangeops.arena.sparse import check_mapped
 
 if TYPE_CHECKING:
@@ -17,9 +20,19 @@ if TYPE_CHECKING:
 BYTES = "u1"
 """The element of an operand that takes any bytes."""
 
+HALF_BUFFERS = {ELEMENTS[dtype]: dtype.label for dtype in DType if dtype.is_half}
+"""The half format of a buffer, by what ``Arena.element`` says."""
+
+TABLES = ("segments", "chunks")
+"""The tables by which a kernel finds the tensor of an element: by granule, by chunk."""
+
 
 class Resolved(NamedTuple):
-    """An operand's place: its operand, bytes in the arena, elements."""
+    """An operand's place: its operand, bytes in the arena, elements.
+
+    Of gradients for whose weights a plan keeps halves alone the bytes are those of biases and
+    norms, and the elements those of all.
+    """
 
     operand: Operand
     span: Range
@@ -31,7 +44,9 @@ def planned_span(op: OpSpec, operand: Operand, plan: MemoryPlan, part: str) -> R
     half = operand.element == "half"
     if half and part == "bias":
         raise ValueError(f"{op.name}: part='bias' got half ranges, expected none; leave them out")
-    probe = series_region(operand.series, WEIGHT_KINDS[0], half)
+    weights = half or plan.series_range("W", "weight").size > 0
+    kind = WEIGHT_KINDS[0] if weights and part != "bias" else BIAS_KINDS[0]
+    probe = series_region(operand.series, kind, half)
     if not plan.config.enables(probe):
         raise PlanError(
             f"{op.name}: range {operand.name} is region {probe.name}, which the plan disables; "
@@ -53,8 +68,10 @@ def named_span(op: OpSpec, operand: Operand, arena: Arena, named: Any) -> Range:
     """
     label = f"{op.name}: range {operand.name}"
     if arena.plan is not None:
-        _check_elements(label, operand, arena.plan.holds(named))
-        return arena.plan.resolve(named, label)
+        span = arena.plan.resolve(named, label)
+        _check_elements(label, operand, arena.plan.holds(named) or arena.plan.types_at(span))
+        return span
+    _check_buffer(label, operand, arena.element)
     if isinstance(named, DTensor):
         _check_elements(label, operand, ((named.name, named.dtype),))
         return named.span
@@ -77,6 +94,18 @@ def _check_elements(
             )
 
 
+def _check_buffer(label: str, operand: Operand, element: str | None) -> None:
+    """Refuse a buffer of another type; plain bytes are whatever the operand is."""
+    taken = [ELEMENTS[dtype] for dtype in DType if dtype.element == operand.element]
+    if operand.element == "half":  # or its bits
+        taken.append(np.dtype("u2").str)
+    if element is not None and operand.element != BYTES and element not in taken:
+        raise TypeError(
+            f"{label} got a buffer of {element}, expected {' or '.join(taken)}; give its bytes by "
+            '.view("u1") (torch: .view(torch.uint8)) if they are that'
+        )
+
+
 def _word(element: str) -> str:
     """Return an element as error sentences call it: the type's label, or "half" for both halves."""
     return next(d.label for d in DType if d.element == element) if element != "half" else "half"
@@ -91,7 +120,8 @@ def check_span(op: OpSpec, operand: Operand, arena: Arena, span: Range) -> None:
             f"{label} got bytes {span.base_offset} .. {span.end}, the arena has {arena.nbytes} "
             "bytes; give a range inside it"
         )
-    check_mapped(arena.unmapped, label, span)
+    by_words = {*TABLES, "live"}.intersection(dict(op.kernel.arguments))
+    check_mapped(arena.unmapped if by_words else arena.holes, label, span)
     if span.size % size:
         raise ValueError(
             f"{label} got {span.size} bytes, expected a multiple of {size}, the element size; "
@@ -111,6 +141,14 @@ def check_together(op: OpSpec, resolved: list[Resolved]) -> None:
         return
     first = resolved[0]
     halves = [r for r in resolved if r.operand.element == "half"]
+    names = {r.operand.name for r in resolved}
+    for half in halves:
+        instead = half.operand.instead_of
+        if instead and instead not in names and half.numel < first.numel:
+            raise TypeError(
+                f"{op.name}: range {instead} is missing for {first.numel - half.numel} elements "
+                f"before those of {half.operand.name}; give {instead}=Range(offset, size)"
+            )
     for other in resolved[1:]:
         split = "half_start" in op.kernel.integers and other in halves
         fits = other.numel <= first.numel and (first.numel - other.numel) % GRANULE == 0

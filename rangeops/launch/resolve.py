@@ -6,7 +6,6 @@ with subject, got, expected and remedy, in bytes or elements.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,8 +15,15 @@ from rangeops.arena import scalars
 from rangeops.arena.arena import Arena
 from rangeops.kernels.spec import HALVES, Operand, OpSpec
 from rangeops.launch.binding import Binding
-from rangeops.launch.coefficients import DEFAULTS, SETTINGS, option_word
+from rangeops.launch.coefficients import (
+    DEFAULTS,
+    SETTINGS,
+    option_word,
+    quads_of,
+    quads_written,
+)
 from rangeops.launch.operands import (
+    HALF_BUFFERS,
     Resolved,
     check_span,
     check_together,
@@ -25,6 +31,7 @@ from rangeops.launch.operands import (
     planned_span,
 )
 from rangeops.launch.reference import decays_of, signature_of
+from rangeops.launch.rows import by_tensor, ends_with_biases, with_biases
 
 WHOLE_SERIES = ("chunks", "folds", "totals")
 """Kernels of these counts follow the plan's tables over all parameters."""
@@ -44,8 +51,8 @@ def resolve(op: OpSpec, memory: Any, spans: Sequence[Any], arguments: Mapping[st
     """
     arena = as_arena(memory)
     by_name = _take(op, spans, arguments)
-    values = by_name.pop("scalars", {})
-    values |= {name: by_name.pop(name) for name in op.hyper if name in by_name}
+    given = by_name.pop("scalars", {}) | {n: by_name.pop(n) for n in op.hyper if n in by_name}
+    values = {name: value for name, value in given.items() if value is not None}
     for name, value in values.items():
         _check_scalar(op, name, value)
     part, state = by_name.pop("part", "all"), by_name.pop("state", None)
@@ -53,6 +60,7 @@ def resolve(op: OpSpec, memory: Any, spans: Sequence[Any], arguments: Mapping[st
         raise ValueError(f"{op.name}: part got {part!r}, expected 'all', 'bias' or 'weight'")
     raw = arena.plan is None or state is not None or bool(values)
     _check_raw(op, raw, part, lr="lr" in values or state is not None)
+    step = _step(op, raw, by_name.pop("step", None))
     ranges = {o.name: by_name.pop(o.name) for o in op.operands if by_name.get(o.name) is not None}
     options = _options(op, arena, raw, by_name)
     flags = _flags(op, ranges, by_name)
@@ -61,10 +69,11 @@ def resolve(op: OpSpec, memory: Any, spans: Sequence[Any], arguments: Mapping[st
     if op.kernel.count == "chunks":
         _check_whole(op, arena, resolved)
     if not raw:
+        resolved = by_tensor(op, arena.planned(op.name), resolved)
         _check_settings(op, arena)
+        _check_written(op, arena)
     fresh = raw and state is None
     state = _state(op, arena, raw, state)
-    step = by_name.get("step")
     return Binding(op, arena, state, flags, resolved, options, raw, fresh, values, step)
 
 
@@ -93,10 +102,20 @@ def _take(op: OpSpec, spans: Sequence[Any], arguments: Mapping[str, Any]) -> dic
 
 
 def _check_scalar(op: OpSpec, name: str, value: float) -> None:
-    if name not in op.scalars:
+    if name in op.scalars:
+        scalars.number(name, value)
+    else:
         scalars.check(name, value)
-    elif not math.isfinite(value):
-        raise ValueError(f"{name}: got {value}, expected a finite number; check the schedule")
+
+
+def _step(op: OpSpec, raw: bool, step: int | None) -> int | None:
+    """Return the step of a raw launch; a planned arena counts its own."""
+    if step is not None and not raw:
+        raise TypeError(
+            f"{op.name}: got step={scalars.said(step)} on a planned arena, expected none, since "
+            "begin_step counts; set arena.scalars.step, or give hyper-parameters of its own"
+        )
+    return step
 
 
 def _check_raw(op: OpSpec, raw: bool, part: str, lr: bool) -> None:
@@ -146,6 +165,23 @@ def _check_settings(op: OpSpec, arena: Arena) -> None:
             f"{op.name}: got a plan for {label}, whose coefficients carry {_words(planned)}, "
             f"expected {_words(op.settings)}; use ops.{label} or plan for {op.name}"
         )
+
+
+def _check_written(op: OpSpec, arena: Arena) -> None:
+    """Refuse coefficients by tensor that the arena's ``begin_step`` does not write."""
+    written = arena.keep("quads", dict)
+    own = quads_written(arena.planned(op.name).config.kind.label)
+    if "quads" in op.kernel.integers:
+        written["bits"] = own
+    elif "c" in dict(op.kernel.arguments):
+        names = [name for stage in op.kernel.stages for name in stage.arguments]
+        unwritten = [n for n in names if quads_of([n]) & ~written.get("bits", own)]
+        if unwritten:
+            raise PlanError(
+                f"{op.name}: reads {', '.join(unwritten)}, which begin_step as bound on this arena "
+                "does not write, expected an op declared before; bind begin_step (make the "
+                "OptimizerStep) anew, or plan for the optimizer that reads them"
+            )
 
 
 def _on(settings: Mapping[str, bool]) -> set[str]:
@@ -203,19 +239,22 @@ def _flags(op: OpSpec, ranges: Mapping[str, Any], by_name: Mapping[str, Any]) ->
 def _half(
     op: OpSpec, arena: Arena, flags: Mapping[str, Any], half: str | None
 ) -> dict[str, str | None]:
-    """Return the half format: the plan's, or the caller's on a raw buffer (default fp16)."""
+    """Return the half format: the plan's, a half buffer's own, or the caller's (default fp16)."""
     if "half" not in op.flags:
         if half is not None:
             raise TypeError(f"{op.name}: got half={half!r}, expected none; it moves no halves")
         return {}
-    planned = arena.plan.config.half if arena.plan is not None else None
+    planned = HALF_BUFFERS.get(arena.element or "")
+    if arena.plan is not None:
+        planned = arena.plan.config.half
     wanted = half or planned or "fp16"
     if wanted not in HALVES:
         names = " or ".join(map(repr, HALVES))
         raise ValueError(f"{op.name}: half got {half!r}, expected {names}")
     if planned and half and half != planned:
         raise ValueError(
-            f"{op.name}: half got {half!r}, the plan's halves are {planned}; leave half out"
+            f"{op.name}: half got {half!r}, the {'plan' if arena.plan else 'buffer'}'s halves are "
+            f"{planned}; leave half out"
         )
     uses = any(o.element == "half" for o in _active(op, flags))
     return {"half": wanted if uses else None}
@@ -230,24 +269,31 @@ def _resolved(
 ) -> dict[str, Resolved]:
     """Resolve every active operand, then check each alone and all together."""
     resolved: dict[str, Resolved] = {}
+    plan, active = arena.plan, _active(op, flags)
     if flags.get("half") and "half_start" not in op.kernel.integers:
         part = "weight"
-    for operand in _active(op, flags):
+    for operand in active:
+        replaced = any(o.instead_of == operand.name for o in active)
         if operand.name in ranges:
             span = named_span(op, operand, arena, ranges[operand.name])
-        elif arena.plan is not None and operand.series:
-            span = planned_span(op, operand, arena.plan, part)
-        elif any(o.instead_of == operand.name for o in _active(op, flags)):
+        elif replaced and (plan is None or ends_with_biases(plan, operand)):
             continue
+        elif plan is not None and operand.series:
+            span = planned_span(op, operand, plan, part)
         else:
             raise TypeError(
                 f"{op.name}: range {operand.name} is missing; "
                 f"give {operand.name}=Range(offset, size)"
             )
-        check_span(op, operand, arena, span)
         resolved[operand.name] = Resolved(operand, span, span.size // operand.itemsize)
     for name in ranges:
         if name not in resolved:
             raise TypeError(f"{op.name}: range {name} is not used with flags {dict(flags)}")
+    if plan is not None:
+        resolved = with_biases(op, plan, resolved, ranges, part)
+    for operand, span, _ in resolved.values():
+        check_span(op, operand, arena, span)
+        if operand.role != "read":
+            arena.exposed(span)
     check_together(op, list(resolved.values()))
     return resolved

@@ -15,6 +15,7 @@ import numpy as np
 from plan import DType, MemoryPlan, Range
 from plan.scratch import STATE_OF
 from rangeops.arena.arena import Arena
+from rangeops.arena.settings import READS
 from rangeops.kernels.half import format_of, to_half
 from rangeops.launch.launch import BoundLaunch
 
@@ -55,6 +56,26 @@ def fill_random(arena: Arena, seed: int = 0) -> None:
         sums = plan.tensors.get(STATE_OF[name].tensor)
         if sums is not None:  # of squares, float64: what folds, ratios and clips read
             arena.write(sums.offset, rng.random(sums.nbytes // 8))
+
+
+OTHERWISE = {
+    "lr": 0.5, "weight_decay": 2.0, "trust_coefficient": 0.02, "beta1": 0.8, "beta2": 0.95,
+    "eps": 1e-4, "momentum": 0.7, "dampening": 0.25, "nesterov": True, "maximize": True,
+    "bias_correction": False, "grad_averaging": False,
+}  # fmt: skip
+"""Settings of a group that are nobody's default."""
+
+
+def mix(arena: Arena) -> None:
+    """Let tensors differ: in the settings of the second, the rest of the last, and in steps."""
+    names = [tensor.name for tensor in plan_of(arena).weights()]
+    if len(names) < 3:
+        return
+    reads = READS.get(plan_of(arena).config.kind.label, {})
+    own = {name: value for name, value in OTHERWISE.items() if name in reads}
+    arena.groups.add("otherwise", names[1], **own)
+    arena.groups.rest(names[-1:])
+    arena.groups.set_steps({name: k % 7 for k, name in enumerate(names)})
 
 
 def _bits(values: np.ndarray, half: str) -> np.ndarray:

@@ -14,7 +14,7 @@ from rangeops.arena.arena import Arena
 from rangeops.device import find
 from rangeops.kernels.spec import HALVES, Operand
 from rangeops.launch.op import REGISTRY, RangeOp
-from rangeops.verify.compare import Verdict, check, fill_random, plan_of
+from rangeops.verify.compare import Verdict, check, fill_random, mix, plan_of
 
 
 def planned_variants(op: RangeOp, plan: MemoryPlan) -> Iterator[dict[str, Any]]:
@@ -28,18 +28,27 @@ def planned_variants(op: RangeOp, plan: MemoryPlan) -> Iterator[dict[str, Any]]:
         half = flags.get("half")
         if half is not None and half != plan.config.half:
             continue
-        spans = {
-            o.name: plan.series_range("G" if o.name == "dst" else "W")
-            for o in active
-            if not o.series
-        }
+        spans = {o.name: _any_series(plan, o) for o in active if not o.series}
+        replaced = {o.instead_of for o in active}
         empty = [
             o
             for o in active
-            if o.series and not plan.series_range(o.series, "weight", o.element == "half").size
+            if o.series
+            and o.name not in replaced
+            and not plan.series_range(o.series, "weight", o.element == "half").size
         ]
         if not empty:
             yield {**{k: v for k, v in flags.items() if k != "half"}, **spans}
+
+
+def _any_series(plan: MemoryPlan, operand: Operand) -> Range:
+    """Return a range for an operand that names no series: one of its type, as long as any other."""
+    if operand.element == "half":
+        return plan.series_range("G" if operand.name == "dst" else "A", half=True)
+    weights = plan.series_range("W")
+    others = [plan.series_range(s) for s in "GEMV" if s in {t.region.series for t in plan}]
+    alike = [span for span in others if span.size == weights.size]
+    return alike[0] if operand.name == "dst" and alike else weights
 
 
 def verify(arena: Arena, op: RangeOp | str, **arguments: Any) -> Verdict:
@@ -86,7 +95,8 @@ def every_plan(
     kinds = [kind for kind in OptimizerKind if kind is not OptimizerKind.NONE]
     own = {k: v for op in REGISTRY.values() if op.settings is None for k, v in op.scalars.items()}
     for kind in sorted(kinds, key=lambda kind: -len(kind.series)):
-        yield plan_model(list(specs), PlanConfig(kind, half=half, ema=ema, scalars=own))
+        config = PlanConfig(kind, half=half, ema=ema, accumulate=half is not None, scalars=own)
+        yield plan_model(list(specs), config)
 
 
 def verify_every_op(
@@ -96,6 +106,8 @@ def verify_every_op(
     only: Callable[[RangeOp, dict[str, Any]], bool] | None = None,
 ) -> Iterator[Verdict]:
     """Compare every op and option, each once, on plans of every optimizer.
+
+    Tensors differ in settings and steps, and one rests.
 
     Args:
         device: as of ``Arena``.
@@ -118,7 +130,9 @@ def verify_every_op(
         return new
 
     for plan in every_plan(specs or mlp((96, 33, 10)), half):
-        yield from verify_all(Arena(plan, device=device), only=wanted)
+        arena = Arena(plan, device=device)
+        mix(arena)
+        yield from verify_all(arena, only=wanted)
     missed = set(REGISTRY) - {key.partition(" ")[0] for key in done}
     if missed:
         raise ValueError(
@@ -151,6 +165,7 @@ def verify_op(
         for plan in every_plan(mlp((96, 33, 10)), half):
             if op.settings is None or op.name == plan.config.kind.label:
                 arena = Arena(plan, device=device)
+                mix(arena)
                 yield from verify_all(arena, only=lambda other, arguments: other is op)
 
 

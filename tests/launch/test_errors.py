@@ -133,7 +133,7 @@ def test_a_range_of_another_dtype_is_refused():
     with pytest.raises(
         ValueError, match="range a got W_FC_WEIGHT, which holds fp32, expected half"
     ):
-        ops.momentum(arena, a=Region.W_FC_WEIGHT)
+        ops.momentum(arena, a=Region.W_FC_WEIGHT, half_grad=True)
     np.testing.assert_array_equal(host_bytes(arena), before)
 
 

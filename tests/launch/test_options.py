@@ -35,7 +35,7 @@ def test_decay_is_one_bit_that_enters_the_moments_or_not():
     for decay, moment in ("l2", 0.2), ("decoupled", 0.0):
         arena = raw_arena(16384, "cpu")
         put(arena, 0, np.full(256, 2.0, np.float32))
-        launch = pair(ops.momentum, arena, decay=decay, weight_decay=0.1, momentum=0.0, step=2)
+        launch = pair(ops.momentum, arena, decay=decay, weight_decay=0.1, momentum=0.5, step=2)
         assert ("decoupled" in words(launch.binding)) == (decay == "decoupled")
         launch()
         assert get(arena, 0, 1)[0] == pytest.approx(1.9, rel=tolerance.STEP)

@@ -15,6 +15,10 @@ import numpy as np
 from plan import DTensor, MemoryPlan, PlanError, Range
 from plan.segments import weight_segments
 from rangeops.arena.buffer import flat, tensor_view
+from rangeops.arena.copies import cloned, reduced
+from rangeops.arena.groups import Groups
+from rangeops.arena.memory import ArenaMemory
+from rangeops.arena.ownership import Ownership
 from rangeops.arena.scalars import Scalars
 from rangeops.arena.sparse import check_mapped, write_kept
 from rangeops.arena.tables import tables_of
@@ -22,7 +26,7 @@ from rangeops.device import find
 from rangeops.device.base import Device
 
 
-class Arena:
+class Arena(ArenaMemory):
     """One allocation that holds all tensors of a plan.
 
     Creation zeroes every byte, then writes the initial scalars and the segment table, so padding
@@ -45,9 +49,11 @@ class Arena:
 
     Attributes:
         plan: the plan, None for a wrapped buffer.
-        memory, ptr, nbytes: all bytes as a flat uint8 array of CuPy or NumPy; where, how many.
+        ptr, nbytes: where its bytes are, how many.
         backend: the device, as ``rangeops.device.base`` has it.
+        holes: ``unmapped``, and what nobody uses of a plan with frozen parameters (``plan.idle``).
         framework: "cupy" or "torch": whose current stream is meant where none is given.
+        element: the type of a wrapped buffer ("<f4", "bfloat16" ...), None for bytes.
 
     Raises:
         PlanError: plan not finalized, or larger than the memory (both numbers are in the message).
@@ -56,6 +62,7 @@ class Arena:
 
     plan: MemoryPlan | None
     unmapped: tuple[Range, ...]
+    holes: tuple[Range, ...]
 
     def __init__(
         self,
@@ -68,7 +75,7 @@ class Arena:
             raise PlanError("Arena: the plan is not finalized, call plan.finalize() first")
         if buffer is None:
             backend = find(device)
-            memory, stale = backend.allocate(plan.total_bytes, unmapped)
+            memory, stale = backend.allocate(plan.total_bytes, unmapped, plan.idle)
             self._take(backend, memory, "cupy")
         else:
             if unmapped:
@@ -82,13 +89,16 @@ class Arena:
                 )
         self.plan = plan
         self.unmapped = tuple(hole for hole in unmapped if hole.size)
+        self.holes = (*self.unmapped, *plan.idle)
         with self.backend.current():
             for part in stale:
-                self.memory[part.base_offset : part.end] = 0
+                self._memory[part.base_offset : part.end] = 0
             self.scalars.reset()
             for name, table in tables_of(plan).items():
                 self[name] = table
             self.backend.synchronize()  # whoever works on another stream next finds it all done
+        if buffer is not None:
+            self.exposed(Range(0, self.nbytes))
 
     @classmethod
     def wrap(cls, buffer: Any, device: str | None = None) -> Arena:
@@ -96,21 +106,27 @@ class Arena:
 
         ``buffer`` is a NumPy array, a CuPy array, a torch tensor or anything contiguous with
         ``__cuda_array_interface__`` or DLPack.  Nothing is copied or zeroed.  Host memory is a
-        CPU arena, or the simulator's with ``device="simulator"``.
+        CPU arena, or the simulator's with ``device="simulator"``.  Ops take ranges of a buffer of
+        their own type, and of plain bytes (uint8) whatever the bytes are.
 
         Raises:
-            TypeError: none of these. ValueError: not contiguous, or read-only.
+            TypeError: none of these, a subclass with an indexing of its own, a mask, or autograd.
+            ValueError: not contiguous, or read-only.
 
         """
         self = cls.__new__(cls)
         self._take(*flat(buffer, device))
         return self
 
-    def _take(self, backend: Device, memory: Any, framework: str) -> None:
-        self.backend, self.memory, self.framework = backend, memory, framework
+    def _take(
+        self, backend: Device, memory: Any, framework: str, element: str | None = None
+    ) -> None:
+        self.backend, self._memory, self.framework = backend, memory, framework
         self.nbytes, self.ptr = int(memory.nbytes), backend.address(memory)
-        self.plan, self.unmapped = None, ()
+        self.plan, self.unmapped, self.holes = None, (), ()
+        self.element = element
         self._scalars: Scalars | None = None
+        self.owner = Ownership()
         self._kept: dict[Hashable, Any] = {}
 
     def __repr__(self) -> str:
@@ -141,43 +157,39 @@ class Arena:
             self._kept[key] = make()
         return self._kept[key]
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Arena:
+        """Return a whole arena of its own; one over a caller's buffer is refused."""
+        return cloned(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return plan, bytes and facts, of which unpickling makes a whole arena."""
+        return reduced(self)
+
     # Views
 
-    @property
-    def device(self) -> str:
-        """Where it lies: "cuda:0", "cpu" or "simulator"."""
-        return self.backend.name
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether its memory is a GPU's, so that views are CuPy arrays."""
-        return self.backend.index >= 0
-
-    def ptr_at(self, offset: int) -> int:
-        """Return the raw address of byte ``offset``."""
-        return self.ptr + int(offset)
-
-    def view(self, span: Range, dtype: str = "u1") -> Any:
-        """Return a zero-copy one-dimensional view of a byte range (CuPy or NumPy array)."""
-        check_mapped(self.unmapped, "view", span)
-        return self.memory[span.base_offset : span.base_offset + span.size].view(dtype)
-
     def tensor(self, tensor: DTensor | str) -> DTensor:
-        """Return the descriptor of a tensor of the plan by name; a descriptor returns itself."""
-        if isinstance(tensor, DTensor):
-            return tensor
-        if self.plan is None:
-            raise PlanError(f"arena[{tensor!r}]: this arena wraps a buffer, it has no tensors")
-        if tensor not in self.plan.tensors:
-            raise KeyError(f"arena: no tensor is named {tensor!r}")
-        return self.plan.tensors[tensor]
+        """Return the descriptor of a tensor of the plan by name; a descriptor returns itself.
+
+        Raises:
+            KeyError: no tensor is named so.
+            PlanError: a descriptor of another plan, or bytes outside a wrapped buffer.
+
+        """
+        name = tensor.name if isinstance(tensor, DTensor) else tensor
+        if self.plan is not None:
+            return self.plan.tensor(tensor, f"arena[{name!r}]")
+        if not isinstance(tensor, DTensor):
+            raise PlanError(f"arena[{name!r}]: this arena wraps a buffer, it has no tensors")
+        self._check_inside(f"[{name!r}]", Range(tensor.offset, tensor.nbytes))
+        return tensor
 
     def __getitem__(self, tensor: DTensor | str) -> Any:
         """Return a zero-copy view of a tensor in its logical shape; bf16 comes as uint16 bits."""
         planned = self.tensor(tensor)
         span = Range(planned.offset, planned.nbytes)
-        check_mapped(self.unmapped, f"arena[{planned.name!r}]", span)
-        return tensor_view(self.memory, planned)
+        check_mapped(self.holes, f"arena[{planned.name!r}]", span)
+        self.exposed(span)
+        return tensor_view(self._memory, planned)
 
     def __setitem__(self, tensor: DTensor | str, values: Any) -> None:
         """Write a tensor from a scalar, a NumPy or a CuPy array; its padding is not touched.
@@ -200,59 +212,6 @@ class Arena:
             if tensor.region.initial:
                 write_kept(self, tensor, tensor.region.initial)
 
-    # Raw bytes, in stream order
-
-    def write(self, offset: int, values: np.ndarray) -> None:
-        """Copy host values to byte ``offset`` in order of the current stream.
-
-        Raises:
-            RuntimeError: the stream is capturing; a graph would read the host's memory later.
-
-        """
-        source = np.ascontiguousarray(values)
-        self._check_inside("write", Range(offset, source.nbytes))
-        stream = self.current_stream()
-        if self.backend.capturing(stream):
-            raise RuntimeError(
-                "arena: got a host write while the stream is capturing, expected it outside; "
-                "set scalars before or after the capture, the graph reads them at replay"
-            )
-        self.backend.upload(self.ptr_at(offset), source, stream)
-
-    def read(self, span: Range, dtype: str = "u1") -> np.ndarray:
-        """Return a host copy of a byte range, after the current stream's work.
-
-        Raises:
-            RuntimeError: the stream is capturing.
-
-        """
-        self._check_inside("read", span)
-        stream = self.current_stream()
-        if self.backend.capturing(stream):
-            raise RuntimeError(
-                "arena: got a host read while the stream is capturing, expected it outside; "
-                "read after the replay"
-            )
-        out = np.empty(span.size, np.uint8)
-        self.backend.download(out, self.ptr_at(span.base_offset), stream)
-        return out.view(dtype)
-
-    def _check_inside(self, what: str, span: Range) -> None:
-        if span.base_offset < 0 or span.end > self.nbytes:
-            raise PlanError(
-                f"arena: {what} got bytes {span.base_offset} .. {span.end}, expected them inside "
-                f"0 .. {self.nbytes}; give a range of this arena"
-            )
-        check_mapped(self.unmapped, what, span)
-
-    def current_stream(self) -> int:
-        """Return the raw handle of the stream that the caller's framework works on."""
-        return self.backend.stream_reader(self.framework)()
-
-    def capturing(self) -> bool:
-        """Return whether the current stream is being captured into a graph."""
-        return self.backend.capturing(self.current_stream())
-
     def nonfinite_tensor(self) -> str | None:
         """Return the name of the first weight whose gradient ``check_nan`` found not finite.
 
@@ -266,6 +225,17 @@ class Arena:
             return None
         table = weight_segments(plan)
         return table.tensors[table.rows[granule]].name
+
+    @property
+    def groups(self) -> Groups:
+        """The settings of the plan's parameters by group, and which of them are frozen or rest.
+
+        Raises:
+            PlanError: no plan, or one without parameters.
+
+        """
+        groups: Groups = self.keep("groups", lambda: Groups(self, self.planned("arena.groups")))
+        return groups
 
     @property
     def scalars(self) -> Scalars:

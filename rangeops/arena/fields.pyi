@@ -45,6 +45,8 @@ class ScalarFields:
     first_nonfinite: int
     nonfinite_granule: int
     poisoned: int
+    settings: int
+    settings_inverse: int
     ticket: int
 
 def stub() -> str: ...

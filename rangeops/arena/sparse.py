@@ -28,8 +28,8 @@ def check_mapped(unmapped: Sequence[Range], what: str, span: Range) -> None:
         if span.size and span.base_offset < hole.end and hole.base_offset < span.end:
             raise PlanError(
                 f"{what} got bytes {span.base_offset} .. {span.end}, which reach into a hole of "
-                f"this arena ({hole.base_offset} .. {hole.end}), expected memory that this rank "
-                "keeps; use its own shard"
+                f"this arena ({hole.base_offset} .. {hole.end}), expected memory that it keeps; "
+                "use what this rank owns, of parameters that are trained"
             )
 
 

@@ -82,10 +82,13 @@ class Device(Protocol):
 
     # Memory
 
-    def allocate(self, nbytes: int, unmapped: Sequence[Range] = ()) -> tuple[Any, list[Range]]:
+    def allocate(
+        self, nbytes: int, unmapped: Sequence[Range] = (), idle: Sequence[Range] = ()
+    ) -> tuple[Any, list[Range]]:
         """Return a flat uint8 array on a multiple of 256 bytes, and the parts of it to clear.
 
-        Whole pages inside ``unmapped`` get no memory; what is not among the parts is zero.
+        Whole pages inside ``unmapped`` get no memory, and those inside ``idle`` share one page:
+        they may be read, and hold nothing.  What is not among the parts is zero.
 
         Raises:
             PlanError: more than there is free (both numbers are in the message).
@@ -118,6 +121,12 @@ class Device(Protocol):
 
         With ``wait`` they are there when the call returns; without it, when the copy is done.
         """
+
+    def clear(self, address: int, nbytes: int, stream: int) -> None:
+        """Zero bytes from ``address`` on."""
+
+    def move(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy bytes of this device from ``source`` to ``address``; the two do not overlap."""
 
     # This thread
 

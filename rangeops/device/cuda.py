@@ -13,7 +13,7 @@ import numpy as np
 from plan import PlanError, Range
 from rangeops.device import cuda_kernels
 from rangeops.device.base import Launchable
-from rangeops.device.pages import Reserved, backed
+from rangeops.device.pages import Reserved, backed, whole_pages
 from rangeops.device.streams import current_reader, gpu_count
 
 KIND = "cuda"
@@ -22,7 +22,7 @@ STAGED = 1 << 16
 """Bytes below which pageable memory is staged when a copy's call returns (CUDA runtime API, "API
 synchronization behavior")."""
 
-TO_DEVICE, TO_HOST = 1, 2
+TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3
 """The runtime's numbers for the direction of a copy."""
 
 
@@ -131,12 +131,14 @@ class CudaDevice:
 
     # Memory
 
-    def allocate(self, nbytes: int, unmapped: Sequence[Range] = ()) -> tuple[Any, list[Range]]:
+    def allocate(
+        self, nbytes: int, unmapped: Sequence[Range] = (), idle: Sequence[Range] = ()
+    ) -> tuple[Any, list[Range]]:
         """Return a block of its own, outside CuPy's pool."""
         cupy = self._cupy
         with self.current():
-            if unmapped:
-                return self._allocate_pages(nbytes, unmapped)
+            if unmapped or idle:
+                return self._allocate_pages(nbytes, unmapped, idle)
             free = self._runtime.memGetInfo()[0]
             if nbytes > free:
                 raise PlanError(
@@ -146,13 +148,19 @@ class CudaDevice:
             block = cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(nbytes, 256)), 0)
             return cupy.ndarray(nbytes, cupy.uint8, memptr=block), [Range(0, nbytes)]
 
-    def _allocate_pages(self, nbytes: int, unmapped: Sequence[Range]) -> tuple[Any, list[Range]]:
+    def _allocate_pages(
+        self, nbytes: int, unmapped: Sequence[Range], idle: Sequence[Range]
+    ) -> tuple[Any, list[Range]]:
         cupy = self._cupy
         self._runtime.free(0)  # makes the context, which the driver's own calls need
         reserved = Reserved(nbytes, self.index)
-        parts = backed(nbytes, unmapped, reserved.page)
+        parts = backed(nbytes, [*unmapped, *idle], reserved.page)
         for part in parts:
             reserved.back(part)
+        shared = whole_pages(idle, reserved.page)
+        if shared:
+            reserved.share(shared)
+            parts.append(Range(shared[0].base_offset, reserved.page))
         memory = cupy.cuda.UnownedMemory(reserved.ptr, nbytes, reserved, self.index)
         block = cupy.cuda.MemoryPointer(memory, 0)
         return cupy.ndarray(nbytes, cupy.uint8, memptr=block), parts
@@ -190,6 +198,14 @@ class CudaDevice:
         self._runtime.memcpyAsync(values.ctypes.data, address, values.nbytes, TO_HOST, stream)
         if wait:
             self._runtime.streamSynchronize(stream)
+
+    def clear(self, address: int, nbytes: int, stream: int) -> None:
+        """Zero bytes."""
+        self._runtime.memsetAsync(address, 0, nbytes, stream)
+
+    def move(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy bytes within the device."""
+        self._runtime.memcpyAsync(address, source, nbytes, WITHIN, stream)
 
     # This thread
 

@@ -61,7 +61,9 @@ class HostDevice:
         """Return what it is."""
         return f"<device {self.name}>"
 
-    def allocate(self, nbytes: int, unmapped: Sequence[Range] = ()) -> tuple[Any, list[Range]]:
+    def allocate(
+        self, nbytes: int, unmapped: Sequence[Range] = (), idle: Sequence[Range] = ()
+    ) -> tuple[Any, list[Range]]:
         """Return zeroed memory; a page of it that is never touched is not there."""
         try:
             raw = np.zeros(nbytes + 256, np.uint8)
@@ -97,6 +99,14 @@ class HostDevice:
     def download(self, values: np.ndarray, address: int, stream: int, wait: bool = True) -> None:
         """Copy from an address to fill values."""
         ctypes.memmove(values.ctypes.data, address, values.nbytes)
+
+    def clear(self, address: int, nbytes: int, stream: int) -> None:
+        """Zero bytes."""
+        ctypes.memset(address, 0, nbytes)
+
+    def move(self, address: int, source: int, nbytes: int, stream: int) -> None:
+        """Copy bytes from one address to another."""
+        ctypes.memmove(address, source, nbytes)
 
     def current(self) -> AbstractContextManager[Any]:
         """Return a ``with`` that changes nothing."""

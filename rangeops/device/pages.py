@@ -4,6 +4,9 @@ A rank of a sharded step never touches much of what other ranks own (``Shard.unm
 arena keeps all addresses, so that every range lies where the plan says, and has no memory behind
 these: on a GPU by the driver's virtual memory calls, in pages of 2 MiB; on the CPU because a page
 that was never touched is not there.
+
+Kernels over a whole series also pass over what no tensor uses (``MemoryPlan.idle``) and may read
+there before they know it.  Behind all such pages lies one and the same page of a GPU's memory.
 """
 
 from __future__ import annotations
@@ -36,9 +39,17 @@ def backed(nbytes: int, unmapped: Sequence[Range], page: int) -> list[Range]:
     >>> backed(100, [Range(15, 50)], page=10)
     [Range(base_offset=0, size=20), Range(base_offset=60, size=40)]
     """
-    pages = [(-(-hole.base_offset // page) * page, hole.end // page * page) for hole in unmapped]
-    empty = [Range(first, last - first) for first, last in pages if last > first]
-    return outside(empty, Range(0, nbytes))
+    return outside(whole_pages(unmapped, page), Range(0, nbytes))
+
+
+def whole_pages(ranges: Sequence[Range], page: int) -> list[Range]:
+    """Return the whole pages inside each range, for those that have any.
+
+    >>> whole_pages([Range(15, 50), Range(70, 5)], page=10)
+    [Range(base_offset=20, size=40)]
+    """
+    pages = [(-(-span.base_offset // page) * page, span.end // page * page) for span in ranges]
+    return [Range(first, last - first) for first, last in pages if last > first]
 
 
 class Reserved:
@@ -85,8 +96,23 @@ class Reserved:
         size = -(-part.size // self.page) * self.page
         at = self.ptr + part.base_offset
         handle = self._call("cuMemCreate", size, self._kind, 0)
+        self._map(at, size, handle)
+        self._allow(at, size)
+
+    def share(self, parts: Sequence[Range]) -> None:
+        """Put one page behind every page of parts, which all are whole pages."""
+        handle = self._call("cuMemCreate", self.page, self._kind, 0)
+        for part in parts:
+            for offset in range(part.base_offset, part.end, self.page):
+                self._map(self.ptr + offset, self.page, handle)
+            self._allow(self.ptr + part.base_offset, part.size)
+
+    def _map(self, at: int, size: int, handle: Any) -> None:
         self._call("cuMemMap", at, size, 0, handle, 0)
         self.pages.append((at, size, handle))
+
+    def _allow(self, at: int, size: int) -> None:
+        """Let this device read and write what is mapped there."""
         access = self._driver.CUmemAccessDesc()
         access.location = self._kind.location
         access.flags = self._driver.CUmemAccess_flags.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
@@ -96,9 +122,11 @@ class Reserved:
         """Give pages and addresses back, after the work on them."""
         if self.pages:
             self._call("cuCtxSynchronize")
+        handles = {int(handle): handle for _, _, handle in self.pages}
         while self.pages:
-            at, size, handle = self.pages.pop()
+            at, size, _ = self.pages.pop()
             self._call("cuMemUnmap", at, size)
+        for handle in handles.values():
             self._call("cuMemRelease", handle)
         if self.ptr:
             self._call("cuMemAddressFree", self.ptr, self._size)

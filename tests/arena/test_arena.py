@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from plan import DType, MemoryPlan, PlanConfig, PlanError, Range
-from rangeops import Arena, Groups, ops
+from rangeops import Arena, ops
 from rangeops.arena import Status, fields
 from tests.helpers import get, host_bytes, put, small_plan
 
@@ -230,6 +231,102 @@ def test_bytes_outside_the_arena_are_refused(device):
     np.testing.assert_array_equal(host_bytes(arena), before)
 
 
+def test_views_and_reads_are_of_whole_elements_inside_the_arena(device):
+    arena = Arena(small_plan(), device=device)
+    for span in (Range(-16, 8), Range(arena.nbytes - 8, 16), Range(arena.nbytes, 16), Range(8, -8)):
+        for use, name in ((arena.view, "view"), (arena.read, "read")):
+            with pytest.raises(PlanError, match=f"arena: {name} got bytes {span.base_offset} .. "):
+                use(span)
+    for use, name in ((arena.view, "view"), (arena.read, "read")):
+        with pytest.raises(
+            PlanError, match=f"arena: {name} got 10 bytes as f4, expected a multiple of 4; give who"
+        ):
+            use(Range(0, 10), "f4")
+    assert arena.view(Range(arena.nbytes, 0)).size == 0
+    assert arena.view(Range(arena.nbytes - 16, 16), "f4").size == 4
+    with pytest.raises(PlanError, match="write got bytes -32 .. -28, expected them inside 0 .. "):
+        arena.write(-32, np.ones(1, np.float32))
+
+
+def strangers():
+    """Return descriptors that are none of ``small_plan()``: by place, name, type, and too early."""
+    other = MemoryPlan(PlanConfig("sgd"))
+    moved = other.parameter("fc.weight", "fc_weight", (5, 5)).weight
+    unknown = other.alloc_temp((3,), DType.FP32, "mine")
+    elsewhere = other.alloc_temp((3, 100), DType.FP32, "fc.bias")
+    other.finalize()
+    early = MemoryPlan(PlanConfig("adamw")).parameter("fc.weight", "fc_weight", (3, 100)).weight
+    return {"moved": moved, "unknown": unknown, "elsewhere": elsewhere, "early": early}
+
+
+@pytest.mark.parametrize("kind", strangers())
+def test_a_descriptor_of_another_plan_is_refused_by_name(kind, device):
+    arena, tensor = Arena(small_plan(), device=device), strangers()[kind]
+    before = host_bytes(arena)
+
+    def write():
+        arena[tensor] = 9.0
+
+    for use in (write, lambda: arena[tensor], lambda: arena.tensor(tensor),
+                lambda: arena.download(tensor)):  # fmt: skip
+        with pytest.raises(
+            PlanError,
+            match=rf"arena\['{tensor.name}'\]: got <DTensor {tensor.name}: .* of another plan, ex",
+        ):
+            use()
+    np.testing.assert_array_equal(host_bytes(arena), before)
+
+
+def test_a_descriptor_of_an_equal_plan_is_one_of_the_plan(device):
+    arena = Arena(small_plan(half="fp16"), device=device)
+    tensor = small_plan(half="fp16").parameters["fc.weight"].weight
+    arena[tensor] = 2.0
+    assert (arena.download("fc.weight") == 2.0).all() and arena.tensor(tensor) is tensor
+    half = small_plan(half="bf16").parameters["fc.weight"].half_copy
+    with pytest.raises(
+        PlanError, match="of another plan, expected one of this plan, which has <DT"
+    ):
+        arena[half] = 0
+    with pytest.raises(KeyError, match=r"arena\['nothing'\]: no tensor is named 'nothing'"):
+        arena["nothing"]
+
+
+NO_NUMBERS = (
+    10**400, -(10**400), 10**5000, "1", b"1", None, 1j, [1.0], {}, np.ones(1), object(),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS, ids=range(len(NO_NUMBERS)))
+def test_what_is_no_number_is_one_sentence(value):
+    arena = Arena(small_plan(), device="cpu")
+    before = host_bytes(arena)
+    for name in ("lr", "beta1", "eps", "step", "loss_scale", "batch_size"):
+        with pytest.raises(
+            ValueError, match=f"{name}: got .*, expected a finite number; check the"
+        ):
+            arena.scalars.set(**{"momentum": 0.5, name: value})
+    np.testing.assert_array_equal(host_bytes(arena), before)
+
+
+@pytest.mark.parametrize("value", [1.5, 3.4e38, -0.5, 0.0, 1e-60])
+def test_complements_are_bounded_as_what_they_complement(value):
+    arena = Arena(small_plan(), device="cpu")
+    for name in ("one_minus_beta1", "one_minus_beta2"):
+        with pytest.raises(ValueError, match=re.escape(f"{name}: got {value}, expected")):
+            arena.scalars.set(**{name: value})
+        arena.scalars.set(**{name: 1.0})
+        arena.scalars.set(**{name: 1e-6})
+
+
+def test_the_last_step_that_an_int32_holds_may_be_set():
+    data = aligned(512)
+    launch = ops.sgd.bind(data, p=Range(0, 1024), g=Range(1024, 1024), lr=0.5)
+    launch.set(step=2**31 - 1)
+    for step in (2**31, 10**400, 10**5000, 0, -1):
+        with pytest.raises(ValueError, match="sgd: step got .*, expected 1 .. 2\\*\\*31-1; count"):
+            launch.set(step=step)
+
+
 def test_in_one_line_each_says_what_it_is(device):
     arena = Arena(small_plan("adamw", half="fp16", ema=True), device=device)
     count = len(arena.plan.tensors)
@@ -241,7 +338,7 @@ def test_in_one_line_each_says_what_it_is(device):
     assert repr(arena.scalars).endswith("all as in a fresh arena>")
     arena.scalars.set(lr=0.5, growth_interval=7)
     assert repr(arena.scalars).endswith("; lr=0.5, growth_interval=7>")
-    groups, status = Groups(arena), Status(arena)
+    groups, status = arena.groups, Status(arena)
     groups.freeze("*.bias")
     assert repr(groups) == f"<Groups on {arena.device}: decay 5, no_decay 3 tensors, 2 frozen>"
     assert repr(status) == f"<Status of {arena.device}: 0 posted, latest None>"

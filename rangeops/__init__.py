@@ -68,11 +68,13 @@ from rangeops import ops
 from rangeops.arena.arena import Arena
 from rangeops.arena.groups import Groups
 from rangeops.arena.sparse import write_kept
+from rangeops.checkpoint import Loaded, load, save
 from rangeops.kernels.spec import Operand, read, updated, written
 from rangeops.launch.graph import Graph
 from rangeops.launch.op import REGISTRY, RangeOp, range_op
 from rangeops.ops._elementwise import elementwise_op
 from rangeops.ops._update import optimizer
+from rangeops.optim.averages import averaged
 from rangeops.optim.report import Report, report
 from rangeops.optim.step import OptimizerStep
 from rangeops.verify import verify_op
@@ -87,6 +89,7 @@ __all__ = [
     "DType",
     "Graph",
     "Groups",
+    "Loaded",
     "MemoryPlan",
     "Operand",
     "OptimizerKind",
@@ -99,11 +102,13 @@ __all__ = [
     "Region",
     "Report",
     "Segments",
+    "averaged",
     "digest",
     "elementwise_op",
     "finalize_variants",
     "first_difference",
     "from_json",
+    "load",
     "models",
     "ops",
     "optimizer",
@@ -111,6 +116,7 @@ __all__ = [
     "range_op",
     "read",
     "report",
+    "save",
     "segments",
     "slot_bytes",
     "to_json",

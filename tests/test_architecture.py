@@ -18,7 +18,7 @@ FLOORS = {
     "kernels": 3, "h2d": 3,
     "launch": 4,
     "ops": 5,
-    "optim": 6, "verify": 6, "show": 6,
+    "optim": 6, "checkpoint": 6, "verify": 6, "show": 6,
     "torch": 7, "ranks": 7,
 }  # fmt: skip
 """A package imports from lower floors and from itself; device, arena, kernels, launch, ops,

@@ -7,6 +7,8 @@
 
 LARS puts ``trust_ratio`` before its update; LAMB's update is lamb_moments, fold_norms, trust_ratio,
 lamb.  Mixed precision with Adam, fp16 gradients and EMA moves 40 bytes a parameter.
+
+A step drives its arena until it is closed: moments, steps and averages are its own.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from typing import Any, Literal
 from plan import MemoryPlan, OptimizerKind, PlanError
 from rangeops import ops
 from rangeops.arena.arena import Arena
-from rangeops.arena.groups import Groups
 from rangeops.arena.status import Status
 from rangeops.device.streams import handle_of
 from rangeops.launch.graph import Graph
@@ -42,10 +43,13 @@ class OptimizerStep:
 
     Args:
         arena: a planned arena; the plan's config names the optimizer, halves and EMA.
+        resume: go on with the arena's moments, steps and averages (True), or begin anew: zeros, the
+            average as the weights (default; behind ``rangeops.load`` it has to be said).
         check: look for non-finite gradients and skip such a step (default: with halves).
         scaling: move the loss scale by ``grad_scaling``'s rule (default: with fp16).
         clear_grad: leave zero gradients behind (default).
-        accumulate: half gradients are gathered in FP32 by ``accumulate`` after each micro-batch.
+        accumulate: half gradients are gathered in FP32 by ``accumulate`` after each micro-batch
+            (default: where the plan has ``accumulate=True``).
         clip_value: clamp gradients at this value; ``scalars.clip_value`` changes it, 0 is off.
         clip_norm: clip the global norm at this; ``scalars.clip_norm`` changes it, 0 is off.
         norms: have ``scalars.grad_norm`` and ``ops.read_norms`` without clipping.
@@ -62,9 +66,10 @@ class OptimizerStep:
         accumulate: the launch for after each micro-batch, None unless asked for.
         half_grad: whether the step reads half gradients.
         norms: whether the step takes the gradients' norms.
+        groups: ``arena.groups``.
 
     Raises:
-        PlanError: no plan, or no trainable parameters.
+        PlanError: no plan, no trainable parameters, or another step drives the arena.
         TypeError, ValueError: an option that the optimizer does not have, or a bad value.
 
     """
@@ -73,10 +78,11 @@ class OptimizerStep:
         self,
         arena: Arena,
         *,
+        resume: bool | None = None,
         check: bool | None = None,
         scaling: bool | None = None,
         clear_grad: bool = True,
-        accumulate: bool = False,
+        accumulate: bool | None = None,
         clip_value: float | None = None,
         clip_norm: float | None = None,
         norms: bool = False,
@@ -86,27 +92,28 @@ class OptimizerStep:
     ) -> None:
         plan = _trainable(arena)
         half = plan.config.half
-        if accumulate and half is None:
-            raise PlanError(
-                "OptimizerStep: accumulate got True, the plan has no half gradients; FP32 "
-                "gradients add up where they lie, leave it out"
-            )
+        accumulate = _accumulates(plan, accumulate)
         self.arena, self._plan, self._kind = arena, plan, plan.config.kind
-        self.half_grad = half is not None and not accumulate
+        self._halves = plan.series_range("A").size > 0  # none in a plan of biases alone
+        self.half_grad = self._halves and not accumulate
         self.norms = norms or clip_norm is not None
         self._options = self._taken_from(arguments, decay)
         clips = {"clip_value": clip_value, "clip_norm": clip_norm}
-        arena.scalars.set(**arguments, **{n: v for n, v in clips.items() if v is not None})
-        self.groups = Groups(arena)
+        values = arguments | {n: v for n, v in clips.items() if v is not None}
+        arena.scalars.check(**values)
+        self.groups = arena.groups
         check = half is not None if check is None else check
         self.check = tuple(self._check(check, clip_value is not None))
-        self.begin = (self._begin(half == "fp16" if scaling is None else scaling),)
+        scaling = half == "fp16" if scaling is None else scaling
+        self.begin = (self._begin(scaling),)
         self.update = tuple((update or self._update)(self.half_grad, clear_grad))
         self.launches = (*self.check, *self.begin, *self.update)
-        self.accumulate = ops.accumulate_grad.bind(arena) if accumulate else None
+        self.accumulate = Several(_gather(arena, plan)) if accumulate else None
         self._status = Status(arena)
         self._enqueue = tuple(launch.enqueue for launch in self.launches)
         self._current = arena.backend.stream_reader(arena.framework)
+        self._closed = False
+        self._drive(values, self._options | {"loss_scaling": scaling}, resume)
 
     def __repr__(self) -> str:
         """Return the optimizer, halves and EMA, the launches, and what a step moves."""
@@ -117,6 +124,14 @@ class OptimizerStep:
             f"<OptimizerStep of {self._kind.label} ({what}) on {self.arena.device}: {names}; "
             f"{self.nbytes:,} bytes a step>"
         )
+
+    def _drive(self, values: dict[str, Any], options: dict[str, Any], resume: bool | None) -> None:
+        """Take the arena over, and write the initial values of scalars."""
+        scalars = self.arena.scalars
+        self.arena.owner.take(self.arena, self, options, resume)
+        if not resume:
+            values.setdefault("hysteresis_tracker", values.get("hysteresis", scalars.hysteresis))
+        scalars.set(**values)
 
     def _taken_from(self, arguments: dict[str, Any], decay: str | None) -> dict[str, Any]:
         """Take the options out of ``arguments``, which leaves initial values of scalars there."""
@@ -171,8 +186,7 @@ class OptimizerStep:
             whose: Literal["lars", "lamb"] = "lars" if kind is OptimizerKind.LARS else "lamb"
             yield ops.trust_ratio.bind(arena, kind=whose, **chosen)
         fused = {} if kind is OptimizerKind.LAMB else gradients
-        half_copy = config.half is not None
-        yield REGISTRY[kind.label].bind(arena, half_copy=half_copy, ema=config.ema, **fused)
+        yield REGISTRY[kind.label].bind(arena, half_copy=self._halves, ema=config.ema, **fused)
 
     @property
     def nbytes(self) -> int:
@@ -180,10 +194,42 @@ class OptimizerStep:
         return sum(launch.nbytes for launch in self.launches)
 
     def __call__(self, stream: Any = None) -> None:
-        """Run one step on ``stream`` (default: the framework's current one)."""
+        """Run one step on ``stream`` (default: the framework's current one).
+
+        Raises:
+            RuntimeError: the step is closed, or averaged weights are swapped in.
+
+        """
+        self.ready()
         handle = self._current() if stream is None else handle_of(stream)
         for enqueue in self._enqueue:
             enqueue(handle)
+
+    def ready(self) -> None:
+        """Refuse a step that must not run; a graph asks before every replay.
+
+        Raises:
+            RuntimeError: the step is closed, or averaged weights are swapped in.
+
+        """
+        if self._closed:
+            raise RuntimeError(
+                "OptimizerStep: got a step after close(), expected it before; use the arena's "
+                "present driver, or make one with resume=True"
+            )
+        self.arena.owner.check_live("OptimizerStep")
+
+    def close(self) -> None:
+        """Give the arena free for another driver; this one steps no more."""
+        self._closed = True
+        self.arena.owner.leave(self)
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled: its launches are bound to its arena's memory."""
+        raise TypeError(
+            "OptimizerStep: got a copy or a pickle, expected neither; copy or save the arena, and "
+            "make a step of it with resume=True"
+        )
 
     def status(self, stream: Any = None) -> Status:
         """Ask for step, skipped steps, scale and norm as of now; does not wait, see ``Status``."""
@@ -201,6 +247,43 @@ class OptimizerStep:
         Hyper-parameters, group multipliers and the loss scale may change between replays.
         """
         return Graph(self.arena, [*before, self, *after] * steps)
+
+
+class Several:
+    """Launches that are called as one.
+
+    Attributes:
+        nbytes: bytes that one call moves.
+
+    """
+
+    def __init__(self, launches: Iterable[BoundLaunch]) -> None:
+        self._launches = tuple(launches)
+        self.nbytes = sum(launch.nbytes for launch in self._launches)
+
+    def __call__(self, stream: Any = None) -> None:
+        """Launch them in order on ``stream`` (default: the framework's current one)."""
+        for launch in self._launches:
+            launch(stream)
+
+
+def _accumulates(plan: MemoryPlan, accumulate: bool | None) -> bool:
+    """Return whether micro-batches are gathered, refusing where the plan has no room for it."""
+    config = plan.config
+    if accumulate and not config.accumulate:
+        raise PlanError(
+            f"OptimizerStep: accumulate got True for a plan with half={config.half!r} and no FP32 "
+            "gradients beside half ones, expected PlanConfig(half=..., accumulate=True); plan so, "
+            "or leave it out: FP32 gradients add up where they lie"
+        )
+    return config.accumulate if accumulate is None else accumulate
+
+
+def _gather(arena: Arena, plan: MemoryPlan) -> Iterator[BoundLaunch]:
+    """Bind what adds half gradients to FP32 ones, for what of them is in use."""
+    spans = zip(plan.in_use("G", "weight"), plan.in_use("G", "weight", half=True), strict=True)
+    for full, half in spans:
+        yield ops.accumulate_grad.bind(arena, g=full, h=half)
 
 
 def _trainable(arena: Arena) -> MemoryPlan:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from plan import MemoryPlan, PlanConfig
-from rangeops import REGISTRY, Arena, Groups, OptimizerStep, ops
+from rangeops import REGISTRY, Arena, OptimizerStep, ops
 from rangeops.verify import fill_random
 from tests import tolerance
 from tests.helpers import host_bytes
@@ -38,7 +38,7 @@ def test_ten_million_fused_equals_unfused_equals_reference(name, half):
     steps = [OptimizerStep(a, clip_norm=1e6, scaling=False, **options) for a in arenas]
     apart = OptimizerStep(arenas[1], clip_norm=1e6, scaling=False, clear_grad=False)
     for arena in arenas:
-        groups = Groups(arena)
+        groups = arena.groups
         groups.add("fast", ["t1", "t3"], lr=4.0, weight_decay=0.5)
         groups.freeze("t2")
         if halves:

@@ -7,7 +7,7 @@ import pytest
 
 from plan import PlanConfig, PlanError
 from plan.models import mlp, plan_model
-from rangeops import REGISTRY, Arena, Groups, OptimizerStep, ops
+from rangeops import REGISTRY, Arena, OptimizerStep, ops
 from rangeops.verify import fill_random
 from tests.helpers import HAVE_GPU, host_bytes, put, small_plan
 from tests.optim.launches import PLANNED, by_references, unfused_rest
@@ -16,7 +16,7 @@ from tests.optim.launches import PLANNED, by_references, unfused_rest
 def filled(name, device, half, ema=True, seed=5):
     arena = Arena(small_plan(name, half=half, ema=ema), device=device)
     fill_random(arena, seed)
-    arena.scalars.set(lr=0.01, weight_decay=0.1, ema_decay=0.9, loss_scale=64.0)
+    arena.scalars.set(lr=0.01, weight_decay=0.1, ema_decay=0.9, loss_scale=64.0, step=3)
     return arena
 
 
@@ -30,7 +30,7 @@ def test_fused_equals_unfused(name, half, device):
     """One fused launch gives the bytes of update, EMA, cast and clear one after the other."""
     fused, apart = (filled(name, device, half) for _ in range(2))
     for arena in (fused, apart):
-        groups = Groups(arena)
+        groups = arena.groups
         groups.add("fast", ["fc.*", "conv1.weight"], lr=4.0, weight_decay=0.5)
         groups.freeze("conv2.weight")
         if half is not None:  # the copies of frozen tensors are those of their weights
@@ -49,7 +49,7 @@ def test_fused_lamb_equals_unfused(half, device):
     fused, apart = (filled("lamb", device, half) for _ in range(2))
     halves = half is not None
     for arena in (fused, apart):
-        Groups(arena).freeze("conv2.weight")
+        arena.groups.freeze("conv2.weight")
         if halves:
             ops.cast_fp32_to_fp16(arena)
         ops.begin_step(arena)
@@ -79,24 +79,27 @@ def test_a_group_changes_by_upload_alone(half, device):
 
 
 def test_freezing_and_unfreezing():
-    groups = Groups(Arena(small_plan(), device="cpu"))
+    groups = Arena(small_plan(), device="cpu").groups
     groups.freeze(lambda t: t.region.kind == "fc_weight")
-    assert groups.skipped == ("fc.weight", "empty.weight", "one.weight")
+    assert groups.frozen == ("fc.weight", "empty.weight", "one.weight")
     groups.freeze("one.weight")
     groups.add("late", "fc.weight", lr=2.0)
-    assert groups.of("fc.weight") == "late" and "fc.weight" in groups.skipped
+    assert groups.of("fc.weight") == "late" and "fc.weight" in groups.frozen
     groups.unfreeze(["fc.*", "empty.weight"])
-    assert groups.skipped == ("one.weight",)
+    assert groups.frozen == ("one.weight",)
     assert (groups.of("one.weight"), groups.of("fc.bias")) == ("decay", "no_decay")
 
 
 def test_refusals_of_groups_and_steps():
     arena = Arena(small_plan(), device="cpu")
-    groups = Groups(arena)
+    groups = arena.groups
     before = host_bytes(arena)
     for call, message in (
         (lambda: groups.add("x", "nothing*"), "matches no parameter, expected at least one"),
-        (lambda: groups.add("decay", "*"), "got 'decay', expected a new name"),
+        (lambda: groups.add("decay", "*"), "got 'decay', which exists, expected a new name"),
+        (lambda: groups.add("x", "*", beta1=1.0), "beta1: got 1.0, expected 0 <= beta1 < 1"),
+        (lambda: groups.set("decay", decay="l1"), "decay='l1' for adamw, expected 'l2' or 'decou"),
+        (lambda: groups.set("decay", maximize=2), "maximize got 2, expected True, False or None"),
         (lambda: groups.set("x", lr=1.0), "got 'x', expected one of decay, no_decay"),
         (lambda: groups.add("x", "*", lr=-1.0), "lr: got -1.0, expected >= 0"),
         (lambda: groups.set("decay", weight_decay=float("nan")), "weight_decay: got nan"),
@@ -106,7 +109,7 @@ def test_refusals_of_groups_and_steps():
     np.testing.assert_array_equal(host_bytes(arena), before)
     with pytest.raises(PlanError, match="without trainable parameters, expected a plan for an opt"):
         OptimizerStep(Arena(plan_model(mlp((2, 2)), PlanConfig("none")), device="cpu"))
-    with pytest.raises(PlanError, match="accumulate got True, the plan has no half gradients"):
+    with pytest.raises(PlanError, match="accumulate got True for a plan with half=None and no"):
         OptimizerStep(Arena(plan_model(mlp((2, 2))), device="cpu"), accumulate=True)
     with pytest.raises(TypeError, match="got 'trust_clip', expected one of"):
         OptimizerStep(Arena(plan_model(mlp((2, 2))), device="cpu"), trust_clip=True)

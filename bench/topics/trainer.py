@@ -54,9 +54,16 @@ def _made(model: str, way: str) -> tuple[Callable[[], None], Any]:
     return step, optimizer
 
 
-def _optimizer(way: str, optimizer: Any) -> tuple[timing.Timing, dict[str, float]]:
+def _optimizer(
+    way: str, step: Callable[[], None], optimizer: Any
+) -> tuple[timing.Timing, dict[str, float]]:
     """Time the optimizer alone: the GPU, and what it costs the host."""
     import torch
+
+    if way == "rangeops":
+        # A gradient that the step before has cleared is none, and a step would move nothing.
+        optimizer._clears = False
+        step()
 
     def host() -> float:
         taken = timing.host(optimizer.step, torch.cuda.synchronize, 40)
@@ -67,7 +74,7 @@ def _optimizer(way: str, optimizer: Any) -> tuple[timing.Timing, dict[str, float
     if way == "rangeops":
         optimizer._watches = False
         more["host_us_unwatched"] = host()
-        optimizer._watches = True
+        optimizer._watches, optimizer._clears = True, True
     return alone, more
 
 
@@ -80,8 +87,8 @@ def trainer_steps(model: str) -> Iterator[dict[str, Any]]:
         for _ in range(3):
             step()
     eager = timing.in_turn(list(steps), torch.cuda.synchronize, 1.0)
-    pairs = zip(WAYS, optimizers, strict=True)
-    alone, hosts = zip(*(_optimizer(*pair) for pair in pairs), strict=True)
+    trios = zip(WAYS, steps, optimizers, strict=True)
+    alone, hosts = zip(*(_optimizer(*trio) for trio in trios), strict=True)
     graphs = [torch_steps.torch_graph(step) for step in steps]
     graph = timing.in_turn(graphs, torch.cuda.synchronize, 1.0)
     timed = {"optimizer": alone, "whole step, eager": eager, "whole step, graph": graph}

@@ -14,8 +14,6 @@ import fnmatch
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -24,29 +22,18 @@ from torch import nn
 from plan import DTensor, DType, MemoryPlan, Parameter, PlanConfig, PlanError, Range
 from rangeops import ops
 from rangeops.arena.arena import Arena
+from rangeops.arena.tables import STEPS
+from rangeops.optim.averages import averaged
+from rangeops.torch.gradients import Gradients
+from rangeops.torch.hooks import StateHooks
 from rangeops.torch.modules import kind_of, memory_order, parameters
+from rangeops.torch.slot import Slot
 
 FLOATS = [getattr(torch, dtype.full_name) for dtype in DType if dtype.is_floating]
 """The types that a parameter may have."""
 
 _adopted: weakref.WeakValueDictionary[int, Adopted] = weakref.WeakValueDictionary()
 """Parameter id -> what adopted it, for the optimizers."""
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One adopted parameter: its names in the module, its place in the plan, its views."""
-
-    name: str
-    owner: nn.Module
-    key: str
-    param: nn.Parameter
-    planned: Parameter
-    order: tuple[int, ...]
-    dtype: torch.dtype
-    weight: torch.Tensor
-    data: torch.Tensor
-    grad: torch.Tensor | None
 
 
 class Adopted:
@@ -56,6 +43,10 @@ class Adopted:
         module: the module.
         arena: the arena; its memory is a torch tensor on the module's device.
         slots: the adopted parameters in the module's order.
+        gradients: which of them have a gradient of this step.
+        hooks: what the module's state dict gives and takes; ``rangeops.torch.hooks`` says how.
+        driver: the optimizer that owns moments, steps and averages, if there is one.
+        given: names of what that optimizer was given.
 
     """
 
@@ -85,12 +76,11 @@ class Adopted:
         self.arena = Arena(plan, buffer=self._storage)
         self.slots = [self._attach(*n, p) for n, p in zip(named, planned, strict=True)]
         self._clears = [ops.clear.bind(self.arena, span) for span in _gradients(plan)]
-        self._hooks: list[Any] = []
-        copy_state = partial(self._copy_state)  # torch sets an attribute, which a method refuses
-        for part in module.modules():
-            self._hooks.append(part.register_state_dict_post_hook(copy_state))
-            self._hooks.append(part.register_load_state_dict_pre_hook(self._take_masters))
-            self._hooks.append(part.register_load_state_dict_post_hook(self._loaded))
+        self.gradients = Gradients(self.slots, self._clear)
+        self.hooks = StateHooks(self)
+        self.driver: weakref.ref[Any] | None = None
+        self.given: set[str] = set()
+        self._rows = {tensor.name: row for row, tensor in enumerate(plan.weights())}
         for slot in self.slots:
             _adopted[id(slot.param)] = self
         if config.ema:
@@ -109,10 +99,14 @@ class Adopted:
         """Return the view, one element long, of a scalar of the arena."""
         return self._flat(self.arena.tensor(f"scalar.{name}"))
 
+    def step_of(self, slot: Slot) -> torch.Tensor:
+        """Return the view, int32 without dimensions, of the steps that moved a parameter."""
+        return self._flat(self.arena.tensor(STEPS))[self._rows[slot.planned.weight.name]]
+
     def _flat(self, tensor: DTensor) -> torch.Tensor:
-        """Return the one-dimensional torch view of a planned tensor."""
+        """Return the one-dimensional torch view of a planned tensor, its writes counted alone."""
         raw = self._storage[tensor.offset : tensor.offset + tensor.nbytes]
-        return raw.view(getattr(torch, tensor.dtype.full_name))
+        return raw.view(getattr(torch, tensor.dtype.full_name)).data
 
     def _view(
         self, tensor: DTensor, slot_order: tuple[int, ...], like: torch.Tensor
@@ -134,44 +128,14 @@ class Adopted:
             data.copy_(old)
         gradient = planned.half_gradient or planned.gradient
         grad = None if gradient is None else self._view(gradient, order, old)
+        attached = param.requires_grad or param.grad is not None
         if grad is not None and param.grad is not None:
             grad.copy_(param.grad)
         param.grad = None
         param.data = data
-        if param.requires_grad:
+        if attached:
             param.grad = grad
         return Slot(name, owner, key, param, planned, order, dtype, weight, data, grad)
-
-    # Checkpoints: logical tensors, never the arena behind them
-
-    def _own(self, part: nn.Module, prefix: str) -> Iterator[tuple[str, Slot]]:
-        """Yield key and slot of a module's own adopted parameters."""
-        tied = {id(slot.param): slot for slot in self.slots}
-        for key, param in part._parameters.items():
-            if id(param) in tied:
-                yield prefix + key, tied[id(param)]
-
-    def _copy_state(self, part: nn.Module, state: Any, prefix: str, _: Any) -> None:
-        """Give a state dict its own copies; a saved view would hold the whole arena."""
-        for key, _slot in self._own(part, prefix):
-            if key in state:
-                state[key] = state[key].clone()
-
-    def _take_masters(self, part: nn.Module, state: Any, prefix: str, *_: Any) -> None:
-        """Load FP32 masters from the state dict, before the half weights are rounded from it."""
-        with torch.no_grad():
-            for key, slot in self._own(part, prefix):
-                value = state.get(key)
-                if isinstance(value, torch.Tensor) and value.shape == slot.weight.shape:
-                    slot.weight.copy_(value)
-
-    def _loaded(self, part: nn.Module, _: Any) -> None:
-        """Start the EMA from the loaded weights, of which it is to be the average."""
-        with torch.no_grad():
-            for _key, slot in self._own(part, ""):
-                average = self.series(slot, "ema")
-                if average is not None:
-                    average.copy_(slot.weight)
 
     def refresh_masters(self) -> None:
         """Take the module's present half weights as masters, after writing ``param.data``."""
@@ -183,37 +147,37 @@ class Adopted:
     # EMA
 
     def restart_ema(self) -> None:
-        """Set the averaged weights to the live ones."""
+        """Begin the averages as the present weights."""
         plan = self.arena.planned("restart_ema")
         ops.copy(self.arena, plan.series_range("E"), plan.series_range("W"))
+        self.hooks.give(0, {})
 
     @contextmanager
     def averaged(self) -> Iterator[nn.Module]:
-        """Run the block with the averaged weights in the module, then put the live ones back."""
-        split = any(s.data is not s.weight for s in self.slots)
-        half: dict[str, Any] = {"half_copy": True} if split else {}
-        ops.sema_switch(self.arena, swap=True, **half)
-        try:
-            yield self.module
-        finally:
-            ops.sema_switch(self.arena, swap=True, **half)
+        """Run the block with the averaged weights in the module, then put the live ones back.
 
-    def writes(self) -> int:
-        """Return torch's count of writes to the arena; autograd's sums into gradients are such."""
-        return self._storage._version
+        Inside a block another one changes nothing.  A step, or loading a state dict, is refused
+        there; state dicts of the optimizer keep their names true, the module's has what it has.
+
+        Raises:
+            PlanError: adopted without ``ema=True``.
+
+        """
+        with averaged(self.arena):
+            yield self.module
 
     def zero_grad(self) -> None:
         """Clear every gradient and keep the views: one launch, with half weights two."""
-        for slot in self.slots:
-            if slot.param.requires_grad and slot.param.grad is not slot.grad:
-                slot.param.grad = slot.grad
+        self.gradients.clear()
+
+    def _clear(self) -> None:
         for clear in self._clears:
             clear()
 
     def release(self) -> None:
         """Give the module ordinary tensors of its own dtypes, which hold the arena no longer."""
-        for hook in self._hooks:
-            hook.remove()
+        self.hooks.remove()
+        self.gradients.release()
         for slot in self.slots:
             grad = slot.param.grad
             slot.param.grad = None
@@ -222,6 +186,13 @@ class Adopted:
                 slot.param.grad = grad.to(slot.dtype, copy=True)
             _adopted.pop(id(slot.param), None)
         self.slots = []
+
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled: it is bound to its module and its arena's memory."""
+        raise TypeError(
+            "adopt: got a copy or a pickle of what adopt() returned, expected neither; copy the "
+            "module and adopt the copy"
+        )
 
 
 def _gradients(plan: MemoryPlan) -> list[Range]:

@@ -17,10 +17,10 @@ def _refuse(name: str, **options: Any) -> None:
 
 
 class SGD(RangeOptimizer, torch.optim.SGD):
-    """torch.optim.SGD: momentum, Nesterov, L2 decay.  Adopt for "sgd", "momentum" or "nesterov"."""
+    """torch.optim.SGD: momentum, Nesterov, L2 decay.  Adopt for "momentum", or "sgd" without."""
 
     state_names = (("momentum_buffer", "m"),)
-    shared = ("momentum", "dampening")
+    settings = ("momentum", "dampening", "nesterov", "maximize")
 
     def __init__(
         self,
@@ -37,15 +37,14 @@ class SGD(RangeOptimizer, torch.optim.SGD):
         torch.optim.SGD.__init__(
             self, params, lr, momentum, dampening, weight_decay, nesterov, maximize=maximize
         )
-        first = self.param_groups[0]
-        moving = "nesterov" if first["nesterov"] else "momentum"
-        self.kinds = (moving if first["momentum"] else "sgd",)
-        self.bind(maximize=maximize, decay="l2", **own)
+        moves = any(group["momentum"] for group in self.param_groups)
+        self.kinds = ("momentum", "nesterov") if moves else ("sgd", "momentum", "nesterov")
+        self.bind(decay="l2", **own)
 
 
 class _Adaptive(RangeOptimizer):
     state_names = (("exp_avg", "m"), ("exp_avg_sq", "v"))
-    shared = ("betas", "eps")
+    settings = ("betas", "eps", "maximize", "bias_correction", "decoupled_weight_decay")
 
 
 class Adam(_Adaptive, torch.optim.Adam):
@@ -67,7 +66,7 @@ class Adam(_Adaptive, torch.optim.Adam):
     ) -> None:
         _refuse("Adam", amsgrad=amsgrad)
         torch.optim.Adam.__init__(self, params, lr, betas, eps, weight_decay, maximize=maximize)
-        self.bind(maximize=maximize, **own)
+        self.bind(**own)
 
 
 class AdamW(_Adaptive, torch.optim.AdamW):
@@ -89,13 +88,15 @@ class AdamW(_Adaptive, torch.optim.AdamW):
     ) -> None:
         _refuse("AdamW", amsgrad=amsgrad)
         torch.optim.AdamW.__init__(self, params, lr, betas, eps, weight_decay, maximize=maximize)
-        self.bind(maximize=maximize, **own)
+        self.bind(**own)
 
 
-class LAMB(_Adaptive):
+class LAMB(RangeOptimizer):
     """LAMB (You et al. 2020).  Adopt for "lamb"; biases and norms keep ratio 1."""
 
     kinds = ("lamb",)
+    state_names = (("exp_avg", "m"), ("exp_avg_sq", "v"))
+    settings = ("betas", "eps", "maximize", "bias_correction", "grad_averaging", "adapt")
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class Lion(RangeOptimizer):
 
     kinds = ("lion",)
     state_names = (("exp_avg", "m"),)
-    shared = ("betas",)
+    settings = ("betas", "maximize")
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class LARS(RangeOptimizer):
 
     kinds = ("lars",)
     state_names = (("momentum_buffer", "m"),)
-    shared = ("momentum", "trust_coefficient", "eps")
+    settings = ("momentum", "trust_coefficient", "eps", "nesterov", "maximize", "adapt")
 
     def __init__(
         self,

@@ -1,9 +1,13 @@
 """RangeOptimizer: what the optimizers share; a step over an adopted module is a few launches.
 
-Hyper-parameters of a group are uploaded when they changed, before the launches; in a captured
-graph the kernels read them from the device, so call ``sync()`` before a replay after a scheduler
-moved them.  ``zero_grad`` clears ranges and keeps the views; where other code set gradients to
-None, ``step`` takes the new ones over, and a parameter without a gradient is left alone.
+Settings of a group are uploaded when they changed, before the launches; in a captured graph the
+kernels read them from the device, so call ``sync()`` before a replay after a scheduler moved them.
+``zero_grad`` clears ranges and keeps the views; a parameter whose gradient nothing has written
+since, or whose gradient is None, rests in ``step``: it keeps weight, moments and step count, and
+only its average moves.  ``rangeops.torch.gradients`` says when a gradient is present.
+
+An optimizer drives its module's arena alone.  A new one over the same parameters begins anew, with
+moments and steps zero, and closes the one before.
 """
 
 from __future__ import annotations
@@ -14,13 +18,13 @@ from typing import Any
 
 import torch
 
-from plan import PlanError
 from rangeops.launch.graph import Graph
-from rangeops.optim.step import OptimizerStep
-from rangeops.torch.adopt import Adopted, adopter_of
 from rangeops.torch.checkpoint import Contents
+from rangeops.torch.driving import adopted_by, drive
 from rangeops.torch.groups import ParamGroups
 from rangeops.torch.guard import ParameterGuard
+from rangeops.torch.loading import load
+from rangeops.torch.settings import check_options
 
 
 class RangeOptimizer(torch.optim.Optimizer):
@@ -31,7 +35,7 @@ class RangeOptimizer(torch.optim.Optimizer):
         class Lion(RangeOptimizer):
             kinds = ("lion",)
             state_names = (("exp_avg", "m"),)
-            shared = ("betas",)
+            settings = ("betas", "maximize")
 
             def __init__(self, params, lr=1e-4, betas=(0.9, 0.99), weight_decay=0.0, **own):
                 defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
@@ -41,24 +45,25 @@ class RangeOptimizer(torch.optim.Optimizer):
         kinds: names of the optimizers (as ``rangeops.optimizer`` declares them) for which the
             module may be adopted.
         state_names: torch's name of each moment, and the name of its tensor, "m" or "v".
-        shared: hyper-parameters with one value for all groups; each is a scalar of the arena by
-            its own name, "betas" is the pair beta1, beta2.  ``lr`` and ``weight_decay`` go by
-            group, and are no part of it.
+        settings: what a group has beside ``lr`` and ``weight_decay``, each with a value of its own:
+            settings of ``arena.groups`` by their names, "betas" for beta1 and beta2.  A scalar that
+            is no such setting has one value for the model.
 
     Args:
         params: adopted parameters, or groups of them, as torch takes them.
-        defaults: ``lr``, ``weight_decay`` and what ``shared`` names, for groups without their own.
+        defaults: ``lr``, ``weight_decay`` and what ``settings`` names, for groups without it.
         own: see ``bind``.
 
     Raises:
-        PlanError: parameters that are not adopted, or adopted for another optimizer.
-        TypeError, ValueError: an option that this library does not have.
+        PlanError: parameters that are not adopted, or adopted for another optimizer, or of a module
+            that another optimizer drives through other parameters.
+        TypeError, ValueError: an option or a setting that this library does not have.
 
     """
 
     kinds: tuple[str, ...] = ()
     state_names: tuple[tuple[str, str], ...] = ()
-    shared: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any], **own: Any) -> None:
         torch.optim.Optimizer.__init__(self, params, defaults)
@@ -81,21 +86,27 @@ class RangeOptimizer(torch.optim.Optimizer):
             loss_scale: start the library's own device-side scaler with this scale;
                 ``optimizer.scale(loss)`` multiplies by it.
             ema_decay: of the average that ``adopt(..., ema=True)`` keeps.
-            watch: check before every step that the module is still the adopted one, three
-                questions a parameter.  Without it a step costs the host a quarter less (16 of 68 us
-                for ResNet-50, 27 of 109 for GPT-2; host of an H200, ``python -m bench --only
-                trainer``), but parameters and gradients that are no longer what ``adopt`` made of
-                them go unnoticed.
+            watch: check before every step that the module is still the adopted one, and which
+                gradients are present, four questions a parameter.  Without it a step costs the host
+                a quarter as much (16 of 68 us for ResNet-50, 27 of 109 for GPT-2; host of an H200,
+                ``python -m bench --only trainer``), but parameters and gradients that are no longer
+                what ``adopt`` made of them go unnoticed, and every parameter that is trained when
+                the optimizer is made counts as having a gradient.
             options: further arguments of ``OptimizerStep``: ``clip_norm``, ``clip_value``,
                 ``ema_warmup``, ``maximize`` ...
 
         """
-        self._adopted = self._adopter()
+        name = type(self).__name__
+        check_options(name, options)
+        self._adopted = adopted_by(self)
         self._clears, self._watches = clear_grad, watch
-        self._cleared_at = self._adopted.writes()
         self._scales = scaled = loss_scale is not None
-        self._step = OptimizerStep(
-            self._adopted.arena,
+        self._groups = ParamGroups(self._adopted, name, self.settings, self.defaults)
+        self._groups.check(self.param_groups)
+        self._closed = ""
+        self._step = drive(
+            self,
+            self._adopted,
             check=scaled,
             scaling=scaled,
             clear_grad=clear_grad,
@@ -105,60 +116,59 @@ class RangeOptimizer(torch.optim.Optimizer):
             loss_scale=loss_scale if scaled else 1.0,
             **options,
         )
-        self._skipped: frozenset[str] = frozenset()
-        name = type(self).__name__
-        self._groups = ParamGroups(self._step, self._adopted, name, self.shared)
+        self._guard = ParameterGuard(self._adopted.slots, name)
         self._groups.make(self.param_groups)
-        self._watch = ParameterGuard(self._adopted, name)
-        self._freeze(frozenset())
+        self._groups.rest(self._adopted.gradients.untrained())
         self._fill_state()
-        self.sync()
 
-    def _adopter(self) -> Adopted:
-        """Return what adopted the parameters, refusing a module adopted for another optimizer."""
-        name = type(self).__name__
-        adopted = adopter_of([p for group in self.param_groups for p in group["params"]])
-        kind = adopted.arena.planned(name).config.kind.label
-        if kind not in self.kinds:
-            raise PlanError(
-                f"{name}: the module was adopted for {kind}, expected {' or '.join(self.kinds)}; "
-                "adopt it for that"
-            )
-        return adopted
+    def close(self) -> None:
+        """Give the module free for another optimizer; this one steps no more."""
+        self._close("it was closed, make a new one")
 
-    def _freeze(self, missing: frozenset[str]) -> None:
-        """Leave parameters without a gradient alone, and those that are not trained."""
-        if self._adopted.arena.capturing():
-            raise RuntimeError(
-                f"{type(self).__name__}: parameters without a gradient changed during a capture, "
-                "expected the same as in the step before; run a warm-up step first"
-            )
-        self._groups.freeze(missing | self._watch.untrained)
-        self._skipped = missing
+    def _close(self, why: str) -> None:
+        self._closed = why
+        self._step.close()
+
+    def _check_open(self, what: str) -> None:
+        """Refuse ``what`` of an optimizer that drives its module no more."""
+        if self._closed:
+            raise RuntimeError(f"{type(self).__name__}: got {what}, but {self._closed}")
 
     # Hyper-parameters
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group of adopted parameters, as torch does; those held back so far move then."""
+        """Add a group of adopted parameters, as torch does; those held back so far move then.
+
+        Raises:
+            PlanError, ValueError: parameters or settings that do not fit; nothing is added then.
+
+        """
+        bound = getattr(self, "_step", None) is not None
+        if bound:
+            self._check_open("add_param_group()")
         super().add_param_group(param_group)
-        if getattr(self, "_step", None) is None:
-            return
-        params = [p for group in self.param_groups for p in group["params"]]
-        if adopter_of(params) is not self._adopted:
-            raise PlanError("add_param_group: got parameters of another arena, expected this one's")
-        self._groups.make(self.param_groups)
-        self._freeze(self._skipped)
-        self._fill_state()
+        if bound:
+            try:
+                self._groups.make(self.param_groups)
+            except BaseException:
+                self.param_groups.pop()
+                raise
+            self._fill_state()
 
     def sync(self) -> None:
         """Upload what changed in ``param_groups``; ``step`` does, a replayed graph needs it called.
 
+        Parameters that were taken out of a group rest from then on, new ones move.
+
         Raises:
             RuntimeError: something changed while the stream is being captured.
-            ValueError: groups that differ where one value serves the whole model.
+            ValueError, PlanError: a setting that cannot be or has no effect, a foreign parameter.
 
         """
+        self._check_open("sync()")
         self._groups.sync(self.param_groups)
+        if self._groups.slots is not self._shown:
+            self._fill_state()
 
     # Stepping
 
@@ -166,7 +176,9 @@ class RangeOptimizer(torch.optim.Optimizer):
         """Run one step on torch's current stream; returns the closure's loss, if there is one.
 
         Raises:
-            RuntimeError: the module left the arena; see ``adopt``.
+            RuntimeError: the module left the arena, see ``adopt``; the optimizer is closed; or the
+                averaged weights are in the module.
+            ValueError, PlanError: see ``sync``.
 
         """
         if self._optimizer_step_pre_hooks or self._optimizer_step_post_hooks:
@@ -184,45 +196,53 @@ class RangeOptimizer(torch.optim.Optimizer):
 
     def _plain(self, closure: Callable[[], Any] | None) -> Any:
         """Step outside torch's wrapper."""
-        loss = None
+        self._check_open("step()")
+        loss, adopted, arena = None, self._adopted, self._adopted.arena
+        arena.owner.check_live(type(self).__name__)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         if self._watches:
-            missing, retrained = self._watch.before_step()
-            if retrained or missing != self._skipped:
-                self._freeze(missing)
+            self._guard.check()
         self.sync()
+        if self._watches:
+            missing = adopted.gradients.missing(type(self).__name__)
+            if missing is not self._groups.missing:
+                self._groups.rest(missing)
         for name in ("grad_scale", "found_inf"):  # torch.amp.GradScaler sets them for the step
             value = getattr(self, name, None)
             if value is not None:
-                self._adopted.scalar(name).copy_(value.reshape(1))
-        arena = self._step.arena
+                adopted.scalar(name).copy_(value.reshape(1))
         self._step(arena.current_stream() if arena.on_gpu else None)
-        self._cleared_at = self._adopted.writes()
+        if self._clears and self._watches:
+            adopted.gradients.stepped()
         return loss
 
     _step_supports_amp_scaling = True
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
-        """Multiply a loss by the present loss scale, which stays on the device."""
-        return loss * self._adopted.scalar("loss_scale").to(loss.dtype).reshape(())
+        """Multiply a loss by the present loss scale, which stays on the device, in float32."""
+        scale = self._adopted.scalar("loss_scale").reshape(())
+        return loss.to(torch.promote_types(loss.dtype, torch.float32)) * scale
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear all gradients at once; the views stay, whatever ``set_to_none`` says."""
-        if self._watch.retrained():
-            self._freeze(frozenset())
-        clean = self._clears and self._cleared_at == self._adopted.writes()
-        if not (clean and not self._skipped and self._watch.attached()):
-            self._adopted.zero_grad()
+        """Clear the gradients of all groups at once and keep the views.
+
+        With ``set_to_none`` no parameter has a gradient then, and one whose gradient nothing writes
+        before the next step rests in it.  Without, gradients that were present are zeros.
+        """
+        gradients = self._adopted.gradients
+        if not (self._clears and self._watches and gradients.blank()):
+            gradients.clear(self._groups.outside(self.param_groups), set_to_none)
 
     def status(self) -> Any:
         """Ask for step, skipped steps, scale and norm as of now; does not wait, see ``Status``."""
         return self._step.status()
 
     def capture(self) -> Graph:
-        """Return a graph of the optimizer step alone."""
+        """Return a graph of the optimizer step alone; all that is trained has a gradient in it."""
         self.sync()
+        self._groups.rest(self._adopted.gradients.untrained())
         return self._step.capture()
 
     def averaged(self) -> AbstractContextManager[torch.nn.Module]:
@@ -236,28 +256,40 @@ class RangeOptimizer(torch.optim.Optimizer):
         return Contents(
             type(self).__name__,
             self._adopted,
-            self._groups.slots,
+            self._groups.slots_of(self.param_groups),
             self.state_names,
             self.param_groups,
             self._scales,
         )
 
     def _fill_state(self) -> None:
-        """Show the moments as ``optimizer.state``: views of the arena."""
-        contents = self._contents()
-        for slot in self._groups.slots:
-            self.state[slot.param] = contents.views(slot)
+        """Show moments and steps as ``optimizer.state``: views of the arena."""
+        contents, self._shown = self._contents(), self._groups.slots
+        for slot in contents.slots:
+            self.state[slot.param] = contents.shown(slot)
 
     def state_dict(self) -> dict[str, Any]:
         """Return torch's state dict of this optimizer: copies of logical tensors."""
+        self._check_open("state_dict()")
         return self._contents().save()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state dict of this optimizer or of torch's, in place.
 
+        The module's may be loaded before or after; averages, and masters of half weights, come out
+        right both ways, see ``rangeops.torch.hooks``.
+
         Raises:
-            ValueError: other groups, shapes, or steps that differ between parameters.
+            ValueError: something is missing or does not fit; nothing is changed then.
+            RuntimeError: inside ``averaged()``, during a capture, or of a closed optimizer.
 
         """
-        self._contents().load(state_dict)
-        self._groups.sync(self.param_groups, anew=True)
+        self._check_open("load_state_dict()")
+        load(self._contents(), self._groups, state_dict)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Refuse to be copied or pickled: the step is bound to its module's memory."""
+        raise TypeError(
+            f"{type(self).__name__}: got a copy or a pickle of the optimizer, expected neither; "
+            "make one over the copied module, and pass state_dict() to its load_state_dict()"
+        )

@@ -138,7 +138,7 @@ import tiger
 class Tiger(ranged.RangeOptimizer):
     kinds = ("tiger",)
     state_names = (("exp_avg", "m"),)
-    shared = ("beta1", "softness")
+    settings = ("beta1", "softness")
 
     def __init__(self, params, lr=1e-3, beta1=0.965, weight_decay=0.0, softness=1e-3, **own):
         defaults = dict(lr=lr, beta1=beta1, weight_decay=weight_decay, softness=softness)

@@ -72,3 +72,26 @@ def pair(kind, **options):
     one, two = tied(), tied()
     adopted = ranged.adopt(two, kind, **options)
     return one, MAKERS[kind](one, torch.optim), two, MAKERS[kind](two, ranged), adopted
+
+
+def two_layers(device=WHERE):
+    """Return the module of most collected cases: Linear(3,4), Tanh, Linear(4,2)."""
+    torch.manual_seed(5)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(device)
+
+
+def two_layers_loss(model):
+    x = torch.arange(12.0, device=model[0].weight.device).reshape(4, 3) / 10
+    return model(x).square().mean()
+
+
+def run(model, optimizer, steps):
+    """Train the module of two layers on its one batch."""
+    for _ in range(steps):
+        optimizer.zero_grad()
+        two_layers_loss(model).backward()
+        optimizer.step()
+
+
+def copies(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -57,14 +57,6 @@ def test_zero_grad_forgets_a_backward_pass_that_no_step_used(clear):
     assert far(plain, model) < tolerance.ROUNDING
 
 
-def test_an_unwatched_step_does_the_same_on_an_untouched_module():
-    models = tied(), tied()
-    for model, watch in zip(models, (True, False), strict=True):
-        ranged.adopt(model)
-        train(model, ranged.AdamW(model.parameters(), lr=1e-2, watch=watch), 5)
-    assert far(*models) == 0.0
-
-
 def test_unfreezing_later_is_noticed():
     _, _, model, optimizer, _ = pair("adamw")
     train(model, optimizer, 2)
@@ -87,7 +79,8 @@ def test_a_parameter_without_a_gradient_is_left_alone():
             if k in (1, 2):
                 model.first.weight.grad = None
             optimizer.step()
-    # torch counts steps by parameter: 2 for first.weight, where the arena counts 4.
+    assert far(one, two) < tolerance.APART
+    assert theirs.state[two.first.weight]["step"] == mine.state[one.first.weight]["step"] == 2
     before = two.first.weight.detach().clone()
     two.zero_grad()
     loss_of(two).backward()
@@ -183,9 +176,6 @@ def test_groups_schedulers_closures_and_clipping():
             assert optimizer.step(closure) > 0
             scheduler.step()
     assert far(one, two) < tolerance.APART
-    with pytest.raises(ValueError, match="param groups differ in betas, eps, expected one value"):
-        optimizer.param_groups[1]["betas"] = (0.5, 0.9)
-        optimizer.step()
 
 
 def test_the_fused_clip_is_torchs():

@@ -13,11 +13,11 @@ from tests.torch.models import far, loss_of, tied, train  # noqa: E402
 
 
 class MyLion(ranged.RangeOptimizer):
-    """Lion's op under other names, with each beta a hyper-parameter of its own."""
+    """Lion's op under other names, with each beta a setting of its own."""
 
     kinds = ("lion",)
     state_names = (("momentum", "m"),)
-    shared = ("beta1", "beta2")
+    settings = ("beta1", "beta2")
 
     def __init__(self, params, lr=1e-4, beta1=0.9, beta2=0.99, weight_decay=0.0, **own):
         defaults = {"lr": lr, "beta1": beta1, "beta2": beta2, "weight_decay": weight_decay}
@@ -64,7 +64,7 @@ def test_its_state_and_checkpoint_have_its_names():
     assert list(again.state[two.first.weight]) == ["momentum"]
 
 
-def test_a_group_has_its_own_lr_and_not_its_own_beta():
+def test_a_group_has_its_own_settings():
     model = tied()
     ranged.adopt(model, "lion")
     rest = [p for p in model.parameters() if p is not model.scale]
@@ -73,8 +73,17 @@ def test_a_group_has_its_own_lr_and_not_its_own_beta():
     optimizer.step()
     assert abs(model.scale.item() - 1.5) == 0.25  # Lion moves by lr times a sign
     assert torch.equal(model.first.weight, tied().first.weight.to(model.first.weight))
-    optimizer.param_groups[1]["beta1"] = 0.5
-    with pytest.raises(ValueError, match="MyLion: param groups differ in beta1, beta2, expected"):
+    optimizer.param_groups[1]["beta1"] = 0.0
+    before, moment = model.scale.item(), optimizer.state[model.scale]["momentum"].item()
+    model.scale.grad.fill_(-10 * moment)  # against the moment, which beta1 of 0.9 would follow
+    optimizer.step()
+    assert model.scale.item() - before == 0.25 * (1 if moment > 0 else -1)
+
+
+def test_a_setting_that_nobody_reads_is_refused_by_name():
+    _, optimizer = adopted(lambda p: MyLion(p, lr=3e-3))
+    optimizer.param_groups[0]["eps"] = 1e-8
+    with pytest.raises(ValueError, match="MyLion: param group 0: eps got 1e-08, which is"):
         optimizer.step()
 
 
@@ -95,10 +104,10 @@ def test_a_module_adopted_for_another_optimizer_is_refused():
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "LARS", "LAMB", "Lion"])
 def test_the_librarys_own_follow_the_same_contract(name):
-    """A subclass says kinds, state_names and shared; it overrides nothing of the base."""
+    """A subclass says kinds, state_names and settings; it overrides nothing of the base."""
     kind = getattr(ranged, name)
     assert issubclass(kind, ranged.RangeOptimizer)
-    contract = {"kinds", "state_names", "shared", "__init__", "__doc__", "__module__"}
+    contract = {"kinds", "state_names", "settings", "__init__", "__doc__", "__module__"}
     for part in kind.__mro__[: kind.__mro__.index(ranged.RangeOptimizer)]:
         hidden = {"__firstlineno__", "__static_attributes__"}  # of newer Pythons
         assert set(vars(part)) - hidden <= contract, part

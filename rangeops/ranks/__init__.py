@@ -17,7 +17,8 @@ from rangeops.ranks.communicators.sockets import CpuCommunicator
 from rangeops.ranks.group import Collective, Ranks
 from rangeops.ranks.info import RankInfo, rank_info
 from rangeops.ranks.shard import Shard
-from rangeops.ranks.step import ReplicatedStep, ShardedStep
+from rangeops.ranks.sharded import ShardedStep
+from rangeops.ranks.step import ReplicatedStep
 from rangeops.ranks.world import RankLost, World
 
 __all__ = [

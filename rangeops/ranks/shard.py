@@ -55,6 +55,12 @@ class Shard:
         """Return the own interval of a series in bytes."""
         return self.span(series, *self.own, half)
 
+    def flat(self) -> list[Range]:
+        """Return the FP32 biases and norms of the state, which with halves are rank 0's."""
+        config = self._plan.config
+        names = ("W", *config.kind.series.replace("N", ""), *("E" * config.ema))
+        return [self._plan.series_range(name, "bias") for name in names]
+
     def others(self, series: str, half: bool = False, bias: bool = True) -> list[Range]:
         """Return what of a series other ranks own, with ``bias`` biases and norms too."""
         first, last = self.own

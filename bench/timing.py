@@ -114,6 +114,13 @@ def torch_gpu(f: Callable[[], Any], repeats: int = 20) -> Timing:
     return summary([a.elapsed_time(b) / 1e3 for a, b in pairs])
 
 
+def once(f: Callable[[], Any]) -> float:
+    """Return the seconds of one call."""
+    start = time.perf_counter()
+    f()
+    return time.perf_counter() - start
+
+
 def steady(f: Callable[[], Any], synchronize: Callable[[], Any], budget: float = 0.5) -> Timing:
     """Time calls as a loop meets them: many in a row, one synchronization, seconds a call."""
     return in_turn([f], synchronize, budget)[0]

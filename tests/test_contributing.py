@@ -30,7 +30,7 @@ def naming(word: str, *packages: str) -> set[str]:
     ("title", "word", "count"),
     [
         ("A new optimizer", "lion", 3),
-        ("A new hyper-parameter", "trust_coefficient", 2),
+        ("A new hyper-parameter", "trust_coefficient", 3),
         ("A new half format", "bfloat16", 2),
     ],
 )

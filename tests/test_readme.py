@@ -20,7 +20,8 @@ def test_the_examples_run(capsys):
     for block in BLOCKS:
         if "import torch" not in block:
             exec(compile(block, "README.md", "exec"), names)
-    assert capsys.readouterr().out.rstrip().endswith(" 3")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith(" 3") and lines[-1] == "{'epoch': 1}"
 
 
 def test_the_torch_example_runs():

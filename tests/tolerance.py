@@ -55,11 +55,14 @@ UPDATE_ULPS = 4
 """A weight after an update, in ulps of the largest of weight and step: the step is a chain of six
 roundings, the weight takes two more."""
 
+LAMB_ULPS = 5
+"""The same of LAMB's, whose step is a chain of eleven roundings: the moments' own are in it."""
+
 MOMENT_ULPS = 4
 """A moment, in ulps of its largest term: four roundings, and half an ulp of a coefficient."""
 
-EMA_ULPS = 6
-"""An average: the weight's error (UPDATE_ULPS) enters it, and it rounds three times itself."""
+EMA_ULPS = 2
+"""An average rounds three times itself; behind an update the weight's error enters it as well."""
 
 NARROWED = 0.51
 """A half copy in its own ulps: half of one, and the float32 error of what was narrowed."""

@@ -2,6 +2,7 @@
 
 from bench.topics import (
     amp,
+    checkpoints,
     inputs,
     launches,
     planner,
@@ -15,7 +16,8 @@ from bench.topics import (
 )
 
 MODULES = (
-    steps, amp, ratios, trainer, sweeps, pools, inputs, rates, planner, launches, ranks,
+    steps, amp, ratios, trainer, sweeps, pools, inputs, rates, planner, launches, checkpoints,
+    ranks,
 )  # fmt: skip
 
 TOPICS = {module.TOPIC.name: module.TOPIC for module in MODULES}

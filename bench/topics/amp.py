@@ -179,9 +179,8 @@ def amp_steps(model: str) -> Iterator[dict[str, Any]]:
     specs = MODELS[model]()
     arena = Arena(plan_model(specs, PlanConfig("adamw", half="fp16", ema=True)))
     fill(arena)
-    step = OptimizerStep(
-        arena, lr=hyper.LR, weight_decay=hyper.DECAY, ema_decay=EMA_DECAY, loss_scale=SCALE
-    )
+    arena.scalars.set(lr=hyper.LR, weight_decay=hyper.DECAY, ema_decay=EMA_DECAY)
+    step = OptimizerStep(arena, resume=True, loss_scale=SCALE)
     stream = cupy.cuda.Stream(non_blocking=True)
     cupy.cuda.Device().synchronize()
     rate = timing.copy_rate(step.nbytes, stream)
@@ -200,7 +199,8 @@ def amp_steps(model: str) -> Iterator[dict[str, Any]]:
     yield line("rangeops, graph", replay, step.nbytes, host_us=host[0])
     yield line("rangeops, eager", eager, step.nbytes, host_us=host[1])
     yield line("rangeops, six unfused ops", apart, None)
-    clipped = OptimizerStep(arena, clip_norm=1.0)
+    step.close()
+    clipped = OptimizerStep(arena, resume=True, clip_norm=1.0)
     cupy.cuda.Device().synchronize()
     with stream:
         taken = timing.gpu(clipped.capture().replay, stream)

@@ -60,7 +60,7 @@ def captured(kind: str, specs: list[ParameterSpec], **options: Any) -> tuple[Any
     """Return the replay of a step, its bytes, and the arena that it works on."""
     arena = Arena(plan_model(specs, PlanConfig(kind)))
     fill(arena)
-    step = OptimizerStep(arena, lr=hyper.LR, clear_grad=False, **options)
+    step = OptimizerStep(arena, resume=True, lr=hyper.LR, clear_grad=False, **options)
     return step.capture().replay, step.nbytes, arena
 
 

@@ -25,10 +25,13 @@ def models(quick: bool) -> tuple[str, ...]:
 
 
 def step_of(kind: str, specs: list[ParameterSpec], device: str | None = None) -> OptimizerStep:
-    """Return an optimizer's FP32 step on a filled arena, like the peers': gradients stay."""
+    """Return an optimizer's FP32 step on a filled arena, like the peers': gradients stay.
+
+    It resumes, so that moments are not zeros, on which divisions take another way.
+    """
     arena = Arena(plan_model(specs, PlanConfig(kind)), device=device)
     fill(arena)
-    return OptimizerStep(arena, check=False, clear_grad=False, **SCALARS)
+    return OptimizerStep(arena, resume=True, check=False, clear_grad=False, **SCALARS)
 
 
 def cpu_steps(model: str, budget: float = 1.0) -> Iterator[dict[str, Any]]:

@@ -17,7 +17,7 @@ from plan.models import ParameterSpec, plan_model
 from rangeops import Arena, OptimizerStep
 
 PARAMETERS = 25_600_000
-COUNTS = (10, 100, 1_000, 10_000, 50_000)
+COUNTS = (10, 100, 1_000, 10_000, 50_000, 100_000)
 TORCH_COUNTS = (10, 100, 1_000, 10_000)
 SIZES = (1_000_000, 10_000_000, 100_000_000, 1_000_000_000)
 
@@ -37,7 +37,7 @@ def tensor_sweep() -> Iterator[dict[str, Any]]:
         specs = specs_of(count)
         arena = Arena(plan_model(specs, PlanConfig("adamw", half="fp16", ema=True)))
         fill(arena)
-        step = OptimizerStep(arena, lr=hyper.LR, loss_scale=amp.SCALE)
+        step = OptimizerStep(arena, resume=True, lr=hyper.LR, loss_scale=amp.SCALE)
         cupy.cuda.Device().synchronize()
         with stream:
             taken = timing.gpu(step.capture().replay, stream)
@@ -48,6 +48,36 @@ def tensor_sweep() -> Iterator[dict[str, Any]]:
         step_ = torch_steps.torch_step("adamw", specs_of(count), "cuda", fused=True)
         eager = timing.steady(step_, torch.cuda.synchronize, 0.3)
         yield row("tensor-sweep", f"{count}", "torch fused AdamW (FP32), eager", eager)
+
+
+def group_sweep() -> Iterator[dict[str, Any]]:
+    """Time AdamW (FP32) and its begin_step with one group for all, and with one for each tensor."""
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    for count in COUNTS:
+        step = step_of("adamw", specs_of(count))
+        arena = step.arena
+        for groups in ("two groups", "a group a tensor"):
+            if groups != "two groups":
+                arena.groups.restore(each_its_own(arena))
+            cupy.cuda.Device().synchronize()
+            with stream:
+                taken = timing.gpu(step.capture().replay, stream)
+                begun = timing.gpu(step.begin[0], stream)
+            yield row("group-sweep", f"{count}", f"AdamW step, graph, {groups}", taken, step.nbytes)
+            yield row("group-sweep", f"{count}", f"begin_step, {groups}", begun)
+        step.close()
+        del step, arena
+
+
+def each_its_own(arena: Arena) -> dict[str, Any]:
+    """Return groups of one tensor each, no two alike."""
+    groups: dict[str, Any] = {}
+    for k, tensor in enumerate(arena.planned("groups").weights()):
+        settings = {"lr": 1.0 + k % 97, "beta1": 0.8 + 0.001 * (k % 89), "beta2": 0.99}
+        groups[tensor.name] = {"settings": settings, "of": [tensor.name]}
+    return {"groups": groups, "frozen": []}
 
 
 def size_sweep() -> Iterator[dict[str, Any]]:
@@ -70,7 +100,12 @@ def size_sweep() -> Iterator[dict[str, Any]]:
 
 def rows(quick: bool) -> Iterator[dict[str, Any]]:
     """Run the sweeps one after the other."""
-    for sweep in (tensor_sweep(), ratios.ratio_sweep(COUNTS, specs_of), size_sweep()):
+    for sweep in (
+        tensor_sweep(),
+        group_sweep(),
+        ratios.ratio_sweep(COUNTS, specs_of),
+        size_sweep(),
+    ):
         yield from sweep
         timing.release()
 
@@ -80,6 +115,10 @@ TOPIC = Topic(
     rows,
     {
         "tensor-sweep": ("25.6 M parameters in n tensors", {**STEP_COLUMNS, "case": "tensors"}),
+        "group-sweep": (
+            "AdamW (FP32), groups for 25.6 M parameters in n tensors",
+            {**STEP_COLUMNS, "case": "tensors"},
+        ),
         "size-sweep": ("AdamW (FP32) against size", {**STEP_COLUMNS, "case": "parameters"}),
     },
     in_quick=False,

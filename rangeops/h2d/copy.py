@@ -39,7 +39,7 @@ def h2d_copy(
     else:
         parts = iter([(0, zone.span.size, lambda m: zone.fill(m, values, pad, "h2d_copy"))])
         span = zone.span
-    check_mapped(arena.unmapped, "h2d_copy", span)
+    check_mapped(arena.holes, "h2d_copy", span)
     handle = arena.current_stream() if stream is None else handle_of(stream)
     ring = ring_of(arena, RING_BYTES if zone is None else span.size)
     with ring.lock:

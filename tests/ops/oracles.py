@@ -15,16 +15,7 @@ import numpy as np
 from plan.scalars import fp32_index, int32_index
 from plan.scratch import BLOCK_FLOATS, FOLD_CHUNKS, NORM_STRIDE, ROW, ROW_FLOATS, SUMS
 from tests import tolerance
-from tests.ops.expects import (
-    Expects,
-    exact,
-    exact_sum,
-    float64,
-    fp32,
-    half,
-    norm,
-    oracle,
-)
+from tests.ops.expects import Expects, exact, exact_sum, float64, fp32, half, norm, oracle
 from tests.ops.trial import Trial
 
 # Optimizers
@@ -32,18 +23,20 @@ from tests.ops.trial import Trial
 
 def direction(x: Trial) -> np.ndarray:
     """Return the gradient with L2 decay where the optimizer has it."""
-    return x.g if x.on("decoupled") else x.g + x.decay * x.p
+    return np.where(x.on("decoupled"), x.g, x.g + x.weight_decay * x.p)
 
 
 def kept(x: Trial) -> np.ndarray:
     """Return the weight after decoupled decay."""
-    return x.p * (1 - x.lr * x.decay) if x.on("decoupled") else x.p
+    return np.where(x.on("decoupled"), x.p * (1 - x.lr * x.weight_decay), x.p)
 
 
-def updated(x: Trial, step: np.ndarray, **moments: Any) -> Iterator[Expects]:
+def updated(
+    x: Trial, step: np.ndarray, most: float = tolerance.UPDATE_ULPS, **moments: Any
+) -> Iterator[Expects]:
     """Expect the weights after ``step``, what the update fuses, and moments with their terms."""
     p = kept(x) - step
-    yield fp32(x, "p", p, x.p, step, most=tolerance.UPDATE_ULPS)
+    yield fp32(x, "p", p, x.p, step, most=most)
     for name, (want, *terms) in moments.items():
         yield fp32(x, name, want, *terms, most=tolerance.MOMENT_ULPS)
     if x.flags["half_copy"]:
@@ -51,7 +44,7 @@ def updated(x: Trial, step: np.ndarray, **moments: Any) -> Iterator[Expects]:
         yield half(x, "a", p[-size:], tolerance.NARROWED)
     if x.flags["ema"]:
         e = x.ema_decay * x.e + (1 - x.ema_decay) * p
-        yield fp32(x, "e", e, x.e, p, step, most=tolerance.EMA_ULPS)
+        yield fp32(x, "e", e, x.e, p, step, most=most + tolerance.EMA_ULPS)
     if x.flags.get("clear_grad"):
         halves = x.after["h"].size
         yield exact("g", x.after["g"][: x.p.size - halves], 0.0)
@@ -63,23 +56,28 @@ def sgd(x):
     yield from updated(x, x.lr * direction(x))
 
 
+def velocity(x: Trial, d: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the momentum, which starts as its first term, and where it leads."""
+    m = np.where(x.t == 1, d, x.momentum * x.m + (1 - x.dampening) * d)
+    return m, np.where(x.on("nesterov"), d + x.momentum * m, m)
+
+
 @oracle("momentum", "nesterov")
 def momentum(x):
     d = direction(x)
-    m = x.momentum * x.m + (1 - x.dampening) * d
-    step = x.lr * (d + x.momentum * m if x.op.name == "nesterov" else m)
-    yield from updated(x, step, m=(m, x.m, d, x.g))
+    m, ahead = velocity(x, d)
+    yield from updated(x, x.lr * ahead, m=(m, x.m, d, x.g))
 
 
 def lars_ratio(x: Trial) -> np.ndarray:
     def rule(name, where):
-        weight, gradient = norm(x.p[where]), norm(x.g[where])
-        if name not in ("fc", "conv") or weight == 0 or gradient == 0:
+        own, weight, gradient = x.own(name), norm(x.p[where]), norm(x.g[where])
+        if not own.adapts or weight == 0 or gradient == 0:
             return 1.0
-        decay = 0.0 if x.on("decoupled") else x.weight_decay
-        ratio = x.trust_coefficient * weight / (gradient + decay * weight + x.eps)
-        if x.on("trust_clip"):
-            ratio = min(ratio / x.lr if x.on("lr_outside") else ratio, 1.0)
+        decay = 0.0 if own.on("decoupled") else own.weight_decay
+        ratio = own.trust_coefficient * weight / (gradient + decay * weight + own.eps)
+        if x.chosen("trust_clip"):
+            ratio = min(ratio / own.lr if x.chosen("lr_outside") else ratio, 1.0)
         return ratio
 
     return x.by_tensor(rule)
@@ -87,21 +85,19 @@ def lars_ratio(x: Trial) -> np.ndarray:
 
 @oracle("lars")
 def lars(x):
-    inside, outside = (1.0, x.lr) if x.on("lr_outside") else (x.lr, 1.0)
+    inside, outside = (1.0, x.lr) if x.chosen("lr_outside") else (x.lr, 1.0)
     scale = inside * lars_ratio(x)
     d = scale * direction(x)
-    m = x.momentum * x.m + d
-    step = outside * (d + x.momentum * m if x.on("nesterov") else m)
-    yield from updated(x, step, m=(m, x.m, d, scale * x.g))
+    m, ahead = velocity(x, d)
+    yield from updated(x, outside * ahead, m=(m, x.m, d, scale * x.g))
 
 
-def moments(x: Trial, g: np.ndarray) -> tuple[np.ndarray, np.ndarray, float, float]:
+def moments(x: Trial, g: np.ndarray) -> tuple[np.ndarray, ...]:
     """Return Adam's new moments and the two bias corrections."""
     m = x.beta1 * x.m + (1 - x.beta1) * g
     v = x.beta2 * x.v + (1 - x.beta2) * g * g
-    if not x.on("bias_correction"):
-        return m, v, 1.0, 1.0
-    return m, v, 1 - x.beta1**x.t, 1 - x.beta2**x.t
+    corrected = x.on("bias_correction")
+    return m, v, *(np.where(corrected, 1 - beta**x.t, 1.0) for beta in (x.beta1, x.beta2))
 
 
 @oracle("adam", "adamw")
@@ -130,9 +126,8 @@ def lion(x):
 def lamb_direction(x: Trial) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return LAMB's u and the moments behind it."""
     m, v, correction1, correction2 = moments(x, x.g)
-    if not x.on("grad_averaging"):
-        m = x.beta1 * x.m + x.g
-    return (m / correction1) / (np.sqrt(v / correction2) + x.eps) + x.decay * x.p, m, v
+    m = np.where(x.on("grad_averaging"), m, x.beta1 * x.m + x.g)
+    return (m / correction1) / (np.sqrt(v / correction2) + x.eps) + x.weight_decay * x.p, m, v
 
 
 def lamb_ratio(x: Trial) -> np.ndarray:
@@ -140,9 +135,9 @@ def lamb_ratio(x: Trial) -> np.ndarray:
 
     def rule(name, where):
         weight, other = norm(x.p[where]), norm(u[where])
-        if name not in ("fc", "conv") or weight == 0 or other == 0:
+        if not x.own(name).adapts or weight == 0 or other == 0:
             return 1.0
-        return min(weight / other, 1.0) if x.on("trust_clip") else weight / other
+        return min(weight / other, 1.0) if x.chosen("trust_clip") else weight / other
 
     return x.by_tensor(rule)
 
@@ -150,7 +145,7 @@ def lamb_ratio(x: Trial) -> np.ndarray:
 @oracle("lamb")
 def lamb(x):
     u, _, _ = lamb_direction(x)
-    yield from updated(x, lamb_ratio(x) * x.lr * u)
+    yield from updated(x, lamb_ratio(x) * x.lr * u, tolerance.LAMB_ULPS)
 
 
 @oracle("lamb_moments")
@@ -233,7 +228,7 @@ def check_nan(x):
     for name in ("g", "h"):
         before = x.before[name]
         if name == "g" and x.before["h"].size:
-            before = before[: before.size - x.before["h"].size]
+            before = before[: x.p.size - x.before["h"].size]
         want = np.clip(before, -bound, bound) if x.flags["clip"] else before
         yield exact(name, x.after[name][: before.size], want)
     yield exact("found_inf", x.after["k"][int32_index("found_inf")], 0)
@@ -286,9 +281,9 @@ def trust_ratio(x):
     other = x.g if kind == "lars" else lamb_direction(x)[0]
     rows = x.after["c"][BLOCK_FLOATS:].reshape(-1, ROW_FLOATS)
     norms = x.after["norms"].reshape(-1, NORM_STRIDE)
-    for k, where in enumerate(x.slices.values()):
+    for k, (name, where) in enumerate(x.slices.items()):
         r = ratio[where][0]
-        scale = r * (1.0 if x.on("lr_outside") else x.lr)
+        scale = r * (1.0 if x.chosen("lr_outside") else x.own(name).lr)
         want = np.array([r, scale])
         got = rows[k, [ROW.index("ratio"), ROW.index("scale")]]
         yield Expects(f"row {k}", got, want, np.abs(want), tolerance.STEP)

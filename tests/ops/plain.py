@@ -16,7 +16,7 @@ from rangeops.kernels.half import format_of
 
 LOOP_WORDS = (
     "at", "atomic_min", "bits_float", "float32", "float64", "float_bits", "int32", "int64",
-    "local", "sqrt", "uint8", "uint16", "uint32",
+    "local", "row4", "sqrt", "store4", "uint8", "uint16", "uint32",
 )  # fmt: skip
 
 
@@ -59,6 +59,17 @@ def store(array, i, values, left):
         array[i + k] = values[k]
 
 
+def whole(move):
+    """Return ``move`` for a loop, in which a vector has all of its four elements."""
+
+    def moved(array, i, *lanes_and_left):
+        if lanes_and_left[-1] != 4 or i % 4:
+            raise IndexError(f"{lanes_and_left[-1]} elements at {i}")
+        return move(array, i, *lanes_and_left)
+
+    return moved
+
+
 class Threads:
     """Which thread runs now."""
 
@@ -72,12 +83,23 @@ TYPES = {
     "device": lambda function: function, "atomic_min": atomic_min,
 }  # fmt: skip
 
-CPU = SimpleNamespace(WORDS=LOOP_WORDS, at=at, local=local, **TYPES)
+
+def load4(array, i, left):
+    return lanes(array, i, left, 4)
+
+
+def row4(array, i):
+    return whole(load4)(array, i, 4)
+
+
+CPU_WORDS = {"at": at, "local": local, "row4": row4, "store4": whole(store)}
+CPU = SimpleNamespace(WORDS=LOOP_WORDS, **CPU_WORDS, **TYPES)
 
 GPU_WORDS = {
     "thread": lambda: Threads.now,
-    "load4": lambda a, i, left: lanes(a, i, left, 4),
+    "load4": load4,
     "load8": lambda a, i, left: lanes(a, i, left, 8),
+    "row4": row4,
     "store4": store,
     "store8": store,
 }

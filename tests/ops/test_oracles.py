@@ -13,6 +13,7 @@ from rangeops import REGISTRY
 from tests.kernels.variants import OPS, extreme
 from tests.ops import oracles, oracles_scalars  # noqa: F401
 from tests.ops.expects import ORACLES
+from tests.ops.own import GROUPS
 from tests.ops.trial import Trial
 from tests.tolerance import UPDATE_ULPS, ulps
 
@@ -52,40 +53,48 @@ def test_agrees_with_float64(op, flags, options):
         assert each.error() <= each.most, each.name
 
 
-def torch_optimizer(torch, x, p):
-    """Return torch's optimizer with the state and hyper-parameters of a trial."""
-    make = {
-        "sgd": torch.optim.SGD, "momentum": torch.optim.SGD, "nesterov": torch.optim.SGD,
-        "adam": torch.optim.Adam, "adamw": torch.optim.AdamW,
-    }[x.op.name]  # fmt: skip
-    settings = {"lr": x.lr, "weight_decay": x.weight_decay, "maximize": x.on("maximize")}
-    if make is torch.optim.SGD:
+FAMILY = {"sgd": "SGD", "momentum": "SGD", "nesterov": "SGD", "adam": "Adam", "adamw": "AdamW"}
+
+
+def torch_step(torch, x, name, where):
+    """Return a tensor's weights after torch's step on the state and settings that it has."""
+    own = x.own(name)
+    p = torch.nn.Parameter(torch.tensor(x.p[where]))
+    settings = {"lr": own.lr, "weight_decay": own.weight_decay, "maximize": own.on("maximize")}
+    family = FAMILY[x.op.name]
+    if family == "SGD":
+        state = {}
         if x.op.name != "sgd":
-            settings |= {"momentum": x.momentum, "dampening": x.dampening}
-            settings |= {"nesterov": x.op.name == "nesterov"}
-        state = {"momentum_buffer": torch.tensor(x.m)} if x.op.name != "sgd" else {}
+            settings |= {"momentum": own.momentum, "dampening": own.dampening}
+            settings |= {"nesterov": own.on("nesterov")}
+            state = {"momentum_buffer": torch.tensor(x.m[where])} if own.t > 1 else {}
     else:
-        settings |= {"betas": (x.beta1, x.beta2), "eps": x.eps}
-        state = {"step": torch.tensor(float(x.t - 1)), "exp_avg": torch.tensor(x.m),
-                 "exp_avg_sq": torch.tensor(x.v)}  # fmt: skip
-    optimizer = make([p], **settings)
+        family = "AdamW" if own.on("decoupled") else "Adam"
+        settings |= {"betas": (own.beta1, own.beta2), "eps": own.eps}
+        state = {"step": torch.tensor(float(own.t - 1)), "exp_avg": torch.tensor(x.m[where]),
+                 "exp_avg_sq": torch.tensor(x.v[where])}  # fmt: skip
+    optimizer = getattr(torch.optim, family)([p], **settings)
     optimizer.state[p].update(state)
-    return optimizer
+    p.grad = torch.tensor(-x.g[where] if own.on("maximize") else x.g[where])
+    optimizer.step()
+    return p.detach().numpy()
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("name", ["sgd", "momentum", "nesterov", "adam", "adamw"])
+@pytest.mark.parametrize("name", FAMILY)
 def test_agrees_with_torch(name, maximize):
-    """On the same state in float64; torch has no groups of its own here, so all of it decays."""
+    """On the same state in float64, every tensor with its group's settings and its own step."""
     torch = pytest.importorskip("torch", reason="the second oracle is torch's optimizers")
     op = REGISTRY[name]
+    lacks = {"bias_correction", *(("decay",) if FAMILY[name] == "SGD" else ())}
+    groups = {
+        tensor: {key: value for key, value in its.items() if key not in lacks}
+        for tensor, its in GROUPS.items()
+    }
     own = {"dampening": 0.0} if name == "nesterov" else {}  # torch has no dampening with it
-    x = Trial(op, next(iter(op.variants())), {"maximize": maximize}, **own).run()
-    decays = x.decay > 0
-    p = torch.nn.Parameter(torch.tensor(x.p))
-    optimizer = torch_optimizer(torch, x, p)
-    p.grad = torch.tensor(-x.g if maximize else x.g)
-    optimizer.step()
-    theirs = p.detach().numpy()
-    largest = np.maximum(np.abs(x.p), np.abs(theirs))[decays]
-    assert ulps(x.after["p"][decays], theirs[decays], largest) <= UPDATE_ULPS
+    x = Trial(op, next(iter(op.variants())), {"maximize": maximize}, groups, **own).run()
+    for tensor, where in x.slices.items():
+        theirs = torch_step(torch, x, tensor, where)
+        largest = np.maximum(np.abs(x.p[where]), np.abs(theirs))
+        inside = largest > 0  # but for the padding
+        assert ulps(x.after["p"][where][inside], theirs[inside], largest[inside]) <= UPDATE_ULPS

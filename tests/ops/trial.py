@@ -8,9 +8,12 @@ import numpy as np
 
 from plan import MemoryPlan, PlanConfig
 from rangeops import REGISTRY, Arena
+from rangeops.arena.settings import stored
+from rangeops.arena.tables import FOLLOWS, group_row
 from rangeops.kernels.half import from_half, to_half
 from rangeops.launch.op import RangeOp
 from rangeops.verify import planned_variants
+from tests.ops.own import BY_TENSOR, GROUPS, STEPS, Own, allowed
 
 SHAPES = (
     ("bias", "fc_bias", (1000,)),
@@ -18,7 +21,8 @@ SHAPES = (
     ("fc", "fc_weight", (70, 64)),
     ("conv", "deep_conv", (5000,)),
 )
-"""A model whose weights have several chunks and whose first two tensors do not decay."""
+"""A model whose weights have several chunks; two tensors have groups of their own (``GROUPS``), the
+others those of the plan."""
 
 HYPER = {
     "lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "weight_decay": 0.01, "momentum": 0.9,
@@ -41,19 +45,30 @@ class Trial:
 
     Arguments are by the kernel's names; ranges are whole series with their padding, floats in
     float64.  ``x.p``, ``x.m`` ... are the series before the first op of the step, and ``x.lr`` ...
-    its hyper-parameters as they were given; ``x.g`` is the true gradient: of both formats,
-    unscaled, of the sign that the update wants, and ``x.raw_g`` as it lies.
+    the hyper-parameters of each element's tensor, from what was given; ``x.own(name)`` has those of
+    one tensor.  ``x.g`` is the true gradient: of both formats, unscaled, of the sign that the
+    update wants, and ``x.raw_g`` as it lies.
     """
 
     def __init__(
-        self, op: RangeOp, flags: dict[str, Any], options: dict[str, bool], **hyper: float
+        self,
+        op: RangeOp,
+        flags: dict[str, Any],
+        options: dict[str, bool],
+        groups: dict[str, dict[str, Any]] = GROUPS,
+        **hyper: float,
     ) -> None:
         self.op, self.flags, self.options = op, flags, options
         self.half = flags.get("half")
         self.optimizer = op.name if op.settings is not None else flags.get("kind", "adamw")
-        if op.name == "lamb_moments":
-            self.optimizer = "lamb"
-        plan = MemoryPlan(PlanConfig(self.optimizer, half=self.half or "fp16", ema=True))
+        self.optimizer = {"lamb_moments": "lamb", "begin_step": "lars"}.get(op.name, self.optimizer)
+        self.groups = groups
+        if op.name != "begin_step":  # which writes for LARS whatever a row has
+            self.groups = {name: allowed(its, self.optimizer) for name, its in groups.items()}
+        full = not flags.get("half_grad")  # gradients of weights in FP32, beside half ones
+        plan = MemoryPlan(
+            PlanConfig(self.optimizer, half=self.half or "fp16", ema=True, accumulate=full)
+        )
         for name, kind, shape in SHAPES:
             plan.parameter(name, kind, shape)
         self.plan = plan.finalize()
@@ -89,6 +104,8 @@ class Trial:
         """Run the ops that come before this one in a step."""
         arena, run = self.arena, REGISTRY
         arena.scalars.set(**self.hyper)
+        self._group()
+        arena.groups.set_steps(STEPS)
         self.series = self._series()
         kind = self.optimizer if self.op.name in ("lars", "lamb", "trust_ratio") else ""
         halves = {"half_grad": True} if self.flags.get("half_grad") else {}
@@ -110,6 +127,16 @@ class Trial:
                 run[name](arena, **arguments)
         if kind and self.op.name != "trust_ratio":
             run["trust_ratio"](arena, kind=kind, **self._chosen("trust_ratio"))
+
+    def _group(self) -> None:
+        """Write the groups behind those of the plan."""
+        table, group_of = (
+            self.arena.download(f"step.{name}") for name in ("groups", "group_of_tensor")
+        )
+        for k, (name, settings) in enumerate(self.groups.items(), 2):
+            table[k] = group_row(FOLLOWS | stored(settings))
+            group_of[list(self.slices).index(name)] = k
+        self.arena["step.groups"], self.arena["step.group_of_tensor"] = table, group_of
 
     def _chosen(self, name: str) -> dict[str, bool]:
         return {key: on for key, on in self.options.items() if key in REGISTRY[name].options}
@@ -143,9 +170,9 @@ class Trial:
         if self.flags.get("half_grad"):
             halves = self.arena.read(plan.series_range("G", "all", True), "u2")
             wide = from_half(halves, self.half).astype(np.float64)
-            out["g"] = np.concatenate([out["g"][: out["g"].size - wide.size], wide])
+            out["g"] = np.concatenate([out["g"][: out["p"].size - wide.size], wide])
         out["raw_g"] = out["g"]
-        sign = -1 if self.options.get("maximize") else 1
+        sign = np.where(self.on("maximize"), -1, 1)
         out["g"] = sign * out["g"] / (HYPER["loss_scale"] * HYPER["ranks"])
         return out
 
@@ -156,22 +183,27 @@ class Trial:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """Return a series before the step, or a hyper-parameter."""
+        """Return a series before the step, a setting by element, or a scalar."""
+        if name in BY_TENSOR:
+            return self.by_tensor(lambda tensor, where: getattr(self.own(tensor), name))
         for table in (self.__dict__.get("series", {}), self.__dict__["hyper"]):
             if name in table:
                 return table[name]
         raise AttributeError(name)
 
-    @property
-    def t(self) -> int:
-        """The step that is made, from 1."""
-        return self.hyper["step"] + 1
+    def own(self, tensor: str) -> Own:
+        """Return the settings of a tensor."""
+        return Own(tensor, self.hyper, self.groups.get(tensor), self.chosen)
 
-    def on(self, option: str) -> bool:
+    def chosen(self, option: str) -> bool:
         """Return whether an option is on: given, of the optimizer's nature, or by default."""
         nature = REGISTRY[self.optimizer].settings or {}
         default = option in ("bias_correction", "grad_averaging")
         return self.options.get(option, nature.get(option, default))
+
+    def on(self, option: str) -> np.ndarray:
+        """Return by element whether an option is on for its tensor."""
+        return self.by_tensor(lambda tensor, where: self.own(tensor).on(option)) != 0
 
     @property
     def slices(self) -> dict[str, slice]:
@@ -181,14 +213,6 @@ class Trial:
             t.name: slice((t.offset - base) // 4, (t.offset - base + t.slot_bytes) // 4)
             for t in self.plan.weights()
         }
-
-    @property
-    def decay(self) -> np.ndarray:
-        """Weight decay by element: nothing for biases and norms."""
-        out = np.zeros(self.plan.series_range("W").size // 4)
-        for name, where in self.slices.items():
-            out[where] = self.hyper["weight_decay"] if name in ("fc", "conv") else 0.0
-        return out
 
     @property
     def chunks(self) -> list[slice]:

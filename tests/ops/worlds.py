@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import numpy as np
 
@@ -12,6 +13,29 @@ from rangeops.kernels.half import to_half
 from rangeops.verify import planned_variants
 from tests.helpers import host_bytes, raw_arena
 from tests.kernels.variants import extreme
+from tests.ops.changes import (
+    RESTING,
+    agreed,
+    count_steps,
+    everywhere_bad,
+    first_steps,
+    large_result,
+    last_bad,
+    last_steps,
+    no_result,
+    nothing,
+    odd_sums,
+    other_rows,
+    overflowing_result,
+    several_groups,
+    small_norms,
+    small_trust,
+    two_folds,
+    wide,
+    without_momentum,
+    written_rows,
+    zeros,
+)
 from tests.ops.test_every_op import on_ranges
 
 HYPER = {
@@ -24,88 +48,23 @@ HYPER = {
 """Of one size, and no two alike."""
 
 
-def nothing(arena):
-    """Change nothing."""
-
-
-def everywhere_bad(arena):
-    """Put values that are not finite into gradients of both formats."""
-    for name, bad in (("b#G", np.nan), ("w#G", -np.inf), ("c#G", np.inf)):
-        arena[name] = np.where(np.arange(arena.download(name).size) == 3, bad, 1.0)
-    arena["w#G16"] = np.float16(np.inf)
-
-
-def last_bad(arena):
-    """Let one element be not finite, in the second granule of the second tensor."""
-    for name, dtype in (("w#G", np.float32), ("w#G16", np.float16)):
-        arena[name] = np.where(np.arange(129) == 128, np.nan, 1.0).astype(dtype)
-
-
-def odd_sums(arena):
-    """Leave something in the low parts of the sums."""
-    for name in ("loss", "top1", "top5", "samples"):
-        arena[f"accumulated.{name}"] = np.array([2.0**24, 0.75], np.float32)
-
-
-def large_result(arena):
-    """Add what is much larger than the sum so far."""
-    arena["accumulated.loss"] = np.array([0.1, 0.0], np.float32)
-    arena["result.loss"] = 2.0**26
-
-
-def no_result(arena):
-    """Let one of the results be no number."""
-    arena["result.top1"] = np.nan
-
-
-def overflowing_result(arena):
-    """Let a result be finite and its product with the batch not."""
-    arena["result.top5"] = 3e38
-
-
-def wide(arena):
-    """Let gradients differ so much that the order of a sum shows."""
-    for name in ("w#G", "c#G"):
-        n = arena.download(name).size
-        arena[name] = (10.0 ** np.random.default_rng(n).uniform(-3, 3, n)).astype(np.float32)
-
-
-def resting(arena):
-    """Let the first two tensors rest."""
-    groups = arena.download("step.group_of_tensor")
-    groups[:2] = -3, -1
-    arena["step.group_of_tensor"] = groups
-
-
-def two_folds(arena):
-    """Give the first tensor two folds and the last one none."""
-    arena["norm.fold_of_tensor"] = np.array([0, 2, 3, 3], np.int32)
-
-
-def small_norms(arena):
-    """Let all norms be below 1."""
-    sums = arena.plan.tensors["norm.sums"]
-    arena.write(sums.offset, np.linspace(1e-4, 1e-2, sums.numel // 2))
-
-
-def zeros(arena):
-    """Leave nothing of gradients and first moments."""
-    for tensor in arena.plan:
-        if tensor.region.series in "GM":
-            arena[tensor] = 0
-
-
 BEGIN = tuple({name: True} for name in REGISTRY["begin_step"].options)
+
+LAST = {"step": 2**31 - 1}
 
 WORLDS = {
     "check_nan": ({"first_nonfinite": 2}, everywhere_bad, last_bad, (last_bad, {"part": "weight"})),
     "grad_norm": ({"first_nonfinite": 2}, everywhere_bad, last_bad, wide),
     "tensor_stats": (everywhere_bad, wide),
-    "begin_step": (*BEGIN, {"bias_correction": False}, {"found_inf": 1}, {"poisoned": 1}, resting,
-                   {"step": 0}, {"step": 1}, {"global_norm": True, "clip_norm": 0.2},
+    "begin_step": (*BEGIN, {"bias_correction": False}, {"grad_averaging": False}, {"found_inf": 1},
+                   {"poisoned": 1}, {"settings": 1}, agreed,
+                   {"step": 0}, {"step": 1}, first_steps, last_steps, without_momentum,
+                   written_rows, (written_rows, {"found_inf": 1}), LAST,
+                   {"found_inf": 1, "skipped_steps": 2**31 - 1},
+                   {"global_norm": True, "clip_norm": 0.2},
                    {"global_norm": True, "clip_norm": 1e9}),
-    "trust_ratio": ({"lr_outside": True}, {"trust_clip": True}, resting, {"skip_step": 1},
-                    {"trust_clip": True, "lr_outside": True, "trust_coefficient": 0.01},
+    "trust_ratio": ({"lr_outside": True}, {"trust_clip": True}, {"skip_step": 1},
+                    (small_trust, {"trust_clip": True, "lr_outside": True}),
                     {"found_inf": 1}, zeros, two_folds, small_norms),
     "accumulate_metrics": (odd_sums, large_result, no_result, overflowing_result),
     "lion": (zeros,),
@@ -121,8 +80,11 @@ WORLDS = {
 }  # fmt: skip
 """Scalars, options and arguments, or a change of the arena, with which an op is looked at too."""
 
-FEW = (("b", "fc_bias", (5,)), ("w", "fc_weight", (129,)), ("c", "deep_conv", (127,)))
-LONG = (*FEW[:2], ("c", "deep_conv", (70_000,)))
+FEW = (
+    ("a", "bn_bias", (3,)), ("b", "fc_bias", (5,)), ("w", "fc_weight", (129,)),
+    ("c", "deep_conv", (127,)),
+)  # fmt: skip
+LONG = (*FEW[:3], ("c", "deep_conv", (70_000,)))
 MANY = (*FEW, *((f"t{k}", "fc_weight", (1,)) for k in range(520)))
 """Parameters: a granule or two each; a fold of more than 32 chunks; more folds than one total."""
 
@@ -130,9 +92,9 @@ SUMS = {"fold_norms": LONG, "total_norm": MANY, "begin_step": MANY}
 
 
 @functools.cache
-def model(optimizer, half, parameters):
-    """Return the plan of parameters."""
-    plan = MemoryPlan(PlanConfig(optimizer, half=half, ema=True))
+def model(optimizer, half, parameters, full):
+    """Return the plan of parameters; ``full``: with FP32 gradients of weights beside half ones."""
+    plan = MemoryPlan(PlanConfig(optimizer, half=half, ema=True, accumulate=full))
     for name, kind, shape in parameters:
         plan.parameter(name, kind, shape)
     return plan.finalize()
@@ -153,29 +115,50 @@ def fill(arena, rng):
     for name in ("norm.partials", "norm.sums", "norm.totals"):
         sums = arena.plan.tensors[name]
         arena.write(sums.offset, rng.uniform(1, 2, sums.numel // 2))
-    groups = np.zeros((64, 4), np.float32)
-    groups[:4] = (1, 1, 1, 1), (0.5, 0.75, 1, 1), (0.25, 1.5, 0, 1), (2, 0.25, 1, 1)
-    arena["step.groups"] = groups
-    arena["step.group_of_tensor"] = np.arange(len(arena.plan.weights()), dtype=np.int32) % 4
+    several_groups(arena)
 
 
-def arena_for(op, flags, world):
-    """Return a filled arena as an op finds it in a step, in one of its worlds."""
+def optimizers_for(op, flags):
+    """Return the optimizers of plans that an op is looked at on.
+
+    Of rows begin_step writes for LARS all, for the others two fours, in part the same.
+    """
+    if op.name == "begin_step":
+        return ("lars", "adamw", "sgd")
     optimizer = op.name if op.settings is not None else flags.get("kind", "adamw")
-    optimizer = "lamb" if op.name == "lamb_moments" else optimizer
-    arena = Arena(
-        model(optimizer, flags.get("half") or "fp16", SUMS.get(op.name, FEW)), device="cpu"
-    )
+    return ("lamb" if op.name == "lamb_moments" else optimizer,)
+
+
+def arena_for(op, flags, world, optimizer):
+    """Return a filled arena as an op finds it in a step, in one of its worlds."""
+    half, full = flags.get("half") or "fp16", not flags.get("half_grad")
+    parameters = FEW if optimizer == "sgd" else SUMS.get(op.name, FEW)
+    arena = Arena(model(optimizer, half, parameters, full), device="cpu")
     fill(arena, np.random.default_rng(9))
     arena.scalars.set(**HYPER)
+    count_steps(arena)
     change, settings = world
     begin = REGISTRY["begin_step"]
+    if settings.get("step") == 0:
+        arena.scalars.step = 0
     if op.name not in ("begin_step", "grad_scaling", "check_nan", "unscale"):
         begin(arena, **{key: on for key, on in settings.items() if key in begin.options})
     change(arena)
     scalars = {key: value for key, value in settings.items() if not isinstance(value, bool | str)}
     arena.scalars.set(**scalars)
     return arena
+
+
+def worlds_of(op):
+    """Return the worlds of an op as (change, settings)."""
+    state = {name for name, _ in op.kernel.arguments}
+    worlds = [{}, *(RESTING if state & {"c", "live"} else ()), *WORLDS.get(op.name, ())]
+    if "c" in state and op.name != "begin_step":
+        worlds += [other_rows]
+    if any(stage.when for stage in op.kernel.stages):
+        worlds += [{"step": 0}, (RESTING[0], {"step": 0})]
+    worlds = [(nothing, world) if isinstance(world, dict) else world for world in worlds]
+    return [world if isinstance(world, tuple) else (world, {}) for world in worlds]
 
 
 @functools.cache
@@ -185,15 +168,9 @@ def planned_trials(op):
     for flags in op.variants():
         if not extreme(op, flags) or flags.get("half") == "bf16":
             continue
-        for world in ({}, *WORLDS.get(op.name, ())):
-            change, settings = (
-                world
-                if isinstance(world, tuple)
-                else (nothing, world)
-                if isinstance(world, dict)
-                else (world, {})
-            )
-            arena = arena_for(op, flags, (change, settings))
+        for world, optimizer in itertools.product(worlds_of(op), optimizers_for(op, flags)):
+            settings = world[1]
+            arena = arena_for(op, flags, world, optimizer)
             (arguments,) = (
                 a
                 for a in planned_variants(op, arena.plan)

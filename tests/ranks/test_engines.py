@@ -131,6 +131,6 @@ def test_what_ranks_say_of_themselves():
             "<collective of 1 ranks: all_reduce_sum fp32 x 256 (G_FC_BIAS)>"
         )
         assert repr(ReplicatedStep(ranks, lr=0.1)) == (
-            "<ReplicatedStep of sgd on cpu: rank 0 of 1, 5 launches and collectives a step>"
+            "<ReplicatedStep of sgd on cpu: rank 0 of 1, 6 launches and collectives a step>"
         )
     assert repr(Shard(arena.plan, 1, 2)) == "<Shard 1 of 2: elements 768 .. 1664 of 1664>"

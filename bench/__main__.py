@@ -19,6 +19,7 @@ from tqdm import tqdm
 from bench import coverage, plot, rows, timing
 from bench.topic import Topic
 from bench.topics import TABLES, TOPICS
+from plan.terminal import run
 from rangeops import REGISTRY
 from rangeops.device.streams import gpu_count
 from rangeops.verify import Verdict
@@ -104,6 +105,8 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Run the main job; 1 if an op differs, was not compared, or a topic asked for cannot run."""
     options = parse()
+    if options.plot:
+        plot.check(options.plot)
     on_gpu = gpu_count() > 0
     quiet = not sys.stderr.isatty()
     versions = ", ".join(f"{k} {v}" for k, v in rows.environment().items())
@@ -118,11 +121,14 @@ def main() -> int:
     for reason, names in left_out.items():
         print(f"\nLeft out, since it {reason}: {', '.join(names)}")
         failed += [f"{name}: got --only {name}, but it {reason}" for name in names if options.only]
-    for row in tqdm(measure(topics, options.quick), desc="bench", unit=" rows", disable=quiet):
-        found.append(row)
-        if options.save:
-            rows.save([row], options.results)
-    print("\n".join(report(found)))
+    bar = tqdm(measure(topics, options.quick), desc="bench", unit=" rows", disable=quiet)
+    try:
+        for row in bar:
+            found.append(row)
+            if options.save:
+                rows.save([row], options.results)
+    finally:  # what was measured by then is shown, also after Ctrl-C
+        print("\n".join(report(found)))
     if options.plot:
         plot.draw(found, options.plot)
     for sentence in failed:
@@ -131,4 +137,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

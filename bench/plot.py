@@ -9,6 +9,23 @@ SWEEPS = {"tensor-sweep": "tensors, 25.6 M parameters in all", "size-sweep": "pa
 """Topic -> the axis of its panel."""
 
 
+def check(file: Path) -> None:
+    """Refuse a file that no picture can be written to, before anything is measured.
+
+    Raises:
+        ValueError: no such folder, or an ending that matplotlib does not know.
+
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    known = FigureCanvasBase.get_supported_filetypes()
+    if not file.parent.is_dir() or file.suffix.removeprefix(".") not in known:
+        raise ValueError(
+            f"--plot: got {file}, expected a file in a folder that is there, with one of the "
+            f"endings {', '.join(sorted(known))}"
+        )
+
+
 def draw(found: list[dict[str, Any]], file: Path) -> None:
     """Draw whole-model steps as bars, a panel a model, and the sweeps as lines, to ``file``."""
     import matplotlib

@@ -121,6 +121,34 @@ def once(f: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
+def rounds(fs: dict[str, Callable[[], Any]], budget: float, count: int = 5) -> dict[str, Rounds]:
+    """Time host functions in rounds, each in turn in every round; ``budget`` seconds for each."""
+    for f in fs.values():
+        f()
+    samples: dict[str, list[list[float]]] = {name: [] for name in fs}
+    for _ in range(count):
+        for name, f in fs.items():
+            end, batch = time.perf_counter() + budget / count, [once(f)]
+            while time.perf_counter() < end:
+                batch.append(once(f))
+            samples[name].append(batch)
+    return {name: Rounds(batches) for name, batches in samples.items()}
+
+
+class Rounds:
+    """The samples of one function, by round."""
+
+    def __init__(self, batches: list[list[float]]) -> None:
+        medians = [statistics.median(batch) for batch in batches]
+        self.timing = summary([sample for batch in batches for sample in batch])
+        self.quiet = min(min(batch) for batch in batches)
+        self.steady = max(medians) - min(medians) <= STEADY * statistics.median(medians)
+
+
+STEADY = 0.2
+"""The share by which the rounds of one function may disagree for a ratio to be of use."""
+
+
 def steady(f: Callable[[], Any], synchronize: Callable[[], Any], budget: float = 0.5) -> Timing:
     """Time calls as a loop meets them: many in a row, one synchronization, seconds a call."""
     return in_turn([f], synchronize, budget)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from math import prod
 
@@ -10,6 +11,7 @@ from plan.config import OptimizerKind, PlanConfig
 from plan.memory_plan import MemoryPlan
 from plan.models import MODELS, plan_model
 from plan.region import Region
+from plan.terminal import run
 
 BAR = 40
 
@@ -50,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -93,11 +93,11 @@ class MemoryPlan(Lookup):
         """Return the ranges of a series that are used: all of it but ``idle``."""
         whole = self.series_range(series, part, half)
         out, at = [], whole.base_offset
-        for hole in self.idle:
-            if whole.base_offset <= hole.base_offset < whole.end:
-                out.append(Range(at, hole.base_offset - at))
+        for hole in self.idle:  # which may reach over the borders of series
+            if hole.end > at:
+                out.append(Range(at, min(hole.base_offset, whole.end) - at))
                 at = hole.end
-        return tuple(span for span in (*out, Range(at, whole.end - at)) if span.size)
+        return tuple(span for span in (*out, Range(at, whole.end - at)) if span.size > 0)
 
     @property
     def bucket1(self) -> Range:

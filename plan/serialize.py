@@ -129,4 +129,12 @@ def first_difference(a: MemoryPlan, b: MemoryPlan) -> str | None:
             return f"tensor {x[0]} {x[1:]} against {y[0]} {y[1:]}"
     if len(one["tensors"]) != len(two["tensors"]):
         return f"{len(one['tensors'])} tensors against {len(two['tensors'])}"
+    for x, y in zip(one["parameters"], two["parameters"], strict=True):
+        if x != y:
+            return f"parameter {x[0]} {_said(x)} against {y[0]} {_said(y)}"
     return None
+
+
+def _said(row: list[Any]) -> str:
+    """Return kind of a parameter, and whether it is trained, in words."""
+    return f"({row[1]}, trainable={len(row) == 2})"

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 
 from plan.config import OptimizerKind, PlanConfig
 from plan.models import MODELS, plan_model
+from plan.terminal import run
 from rangeops.arena.arena import Arena
 from rangeops.launch.op import REGISTRY
 from rangeops.show import show
@@ -72,4 +73,4 @@ def verified(options: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(main))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from importlib.util import find_spec
 from math import prod
@@ -30,6 +31,16 @@ def ways(kind: str, device: str) -> dict[str, Maker]:
 def have_torch() -> bool:
     """Return whether torch can be imported."""
     return find_spec("torch") is not None
+
+
+def threads() -> str:
+    """Return how many threads ours and torch's steps may use on the CPU."""
+    found = f"{len(os.sched_getaffinity(0))}"
+    if have_torch():
+        import torch
+
+        found += f" / torch {torch.get_num_threads()}"
+    return found
 
 
 def parameters(specs: list[ParameterSpec]) -> int:

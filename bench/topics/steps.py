@@ -35,15 +35,22 @@ def step_of(kind: str, specs: list[ParameterSpec], device: str | None = None) ->
 
 
 def cpu_steps(model: str, budget: float = 1.0) -> Iterator[dict[str, Any]]:
-    """Time one model on the CPU arena, in the NumPy loop, and in torch where it is installed."""
+    """Time one model on the CPU arena, in the NumPy loop, and in torch where it is installed.
+
+    In turn, round by round; where the rounds of one disagree by more than a fifth there is no
+    ratio, and the quietest call stands beside the median.
+    """
     specs = MODELS[model]()
-    step = step_of("adamw", specs, "cpu")
-    mine = timing.cpu(step, budget)
-    adamw = step.launches[-1]
-    yield row("step-cpu", model, "rangeops CPU arena", mine, adamw.nbytes, ratio=1.0)
-    for name, make in peers.ways("adamw", "cpu").items():
-        other = timing.cpu(make(specs), budget)
-        yield row("step-cpu", model, name, other, ratio=round(other.seconds / mine.seconds, 2))
+    ours, step = "rangeops CPU arena", step_of("adamw", specs, "cpu")
+    calls = {ours: step} | {name: make(specs) for name, make in peers.ways("adamw", "cpu").items()}
+    found = timing.rounds(calls, budget)
+    mine = found[ours]
+    for name, taken in found.items():
+        more: dict[str, Any] = {"quiet_ms": round(1e3 * taken.quiet, 4), "threads": peers.threads()}
+        if mine.steady and taken.steady:
+            more["ratio"] = round(taken.timing.seconds / mine.timing.seconds, 2)
+        nbytes = step.launches[-1].nbytes if name == ours else None
+        yield row("step-cpu", model, name, taken.timing, nbytes, **more)
 
 
 def gpu_steps(model: str) -> Iterator[dict[str, Any]]:
@@ -89,7 +96,10 @@ TOPIC = Topic(
     "steps",
     rows,
     {
-        "step-cpu": ("Whole-model AdamW step on the CPU", STEP_COLUMNS),
+        "step-cpu": (
+            "Whole-model AdamW step on the CPU",
+            STEP_COLUMNS | {"quiet_ms": "quietest ms", "threads": "threads"},
+        ),
         "step-gpu": ("Whole-model AdamW step (FP32) on the GPU", STEP_COLUMNS),
     },
     gpus=0,

@@ -5,10 +5,15 @@ and its complement travel as two words through a maximum over ranks beside the g
 each other's complement afterwards exactly where all ranks gave one hash.  Where they are not,
 ``begin_step`` holds the step back on every rank, the words come back to the host with the step, and
 the next call raises with the first difference.
+
+Every call waits for the words of the call before, which lie ahead of that step's update: so all
+ranks raise at the same call, none with a collective on its way that another never joins.
 """
 
 from __future__ import annotations
 
+import json
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -26,8 +31,14 @@ WORDS = ("settings", "settings_inverse")
 COMPARED = tuple(n for n in (*FP32_SCALARS, *INT32_SCALARS) if n not in DEVICE_OWNED)
 """Scalars of the host that decide a step."""
 
-OWN = frozenset({"batch_size"})
+OWN = frozenset({"batch_size", "dropout_seed"})
 """Scalars that are a rank's own affair."""
+
+PROGRESS = ("step", "loss_scale", "growth_tracker", "hysteresis_tracker")
+"""Scalars of the device that all ranks have to begin with."""
+
+ON_THE_WAY = (0, 0)
+"""What the host has of words that it waits for: no hash is 0, nor is its complement."""
 
 
 class Agreement:
@@ -38,9 +49,9 @@ class Agreement:
         self._places = [ranks.plan.scalar(name)[0] for name in WORDS]
         first, last = self._places
         self._span = Range(first, last + 4 - first)
-        self._heard = ranks.arena.backend.pinned(self._span.size)
+        self._heard = ranks.arena.backend.pinned(self._span.size).view(np.int32)
+        self._event = ranks.arena.backend.event()
         self._sent: tuple[int, int] | None = None
-        self._hear(0, -1)
 
     @property
     def call(self) -> Call:
@@ -56,26 +67,39 @@ class Agreement:
     def prepare(self) -> None:
         """Give the words for the next step, if settings changed; raise if they differed before.
 
+        At the first call, and behind a difference, ranks compare all they begin with at once.
+
         Raises:
             RankMismatch: on every rank, with the first difference.
 
         """
-        if self._ranks.world.size == 1:
-            return
-        words = self._heard.view(np.int32)
-        if int(words[0]) != ~int(words[-1]):
-            self._explain()
         arena = self._arena
+        if self._ranks.world.size == 1 or arena.capturing():
+            return
+        differed = self._differed()
+        if differed or self._sent is None:
+            self._sent = None
+            self._compare(differed)
         version = arena.groups.version, arena.scalars.version
         if version != self._sent:
             self._sent = version
             word = self._hash()
             for place, value in zip(self._places, (word, ~word), strict=True):
                 arena.write(place, np.array([value], np.int32))
+        self._heard[0], self._heard[-1] = ON_THE_WAY
 
-    def _hear(self, word: int, inverse: int) -> None:
-        words = self._heard.view(np.int32)
-        words[0], words[-1] = word, inverse
+    def _differed(self) -> bool:
+        """Wait for the words of the step before; return whether they were not the same."""
+        self._event.record(self._arena.current_stream())
+        while self._on_the_way() and not self._event.done:
+            self._ranks.world.check()
+            time.sleep(0)
+        if self._on_the_way():  # no step ran since the last call
+            return False
+        return int(self._heard[0]) != ~int(self._heard[-1])
+
+    def _on_the_way(self) -> bool:
+        return not (self._heard[0] and self._heard[-1])
 
     def _scalars(self) -> dict[str, float]:
         own = self._ranks.plan.config.own_scalars
@@ -85,29 +109,39 @@ class Agreement:
     def _hash(self) -> int:
         values = np.array(list(self._scalars().values()), np.float64).tobytes()
         word = zlib.crc32(self._arena.groups.fingerprint(), zlib.crc32(values))
-        return int(np.uint32(word).view(np.int32))
+        found = int(np.uint32(word).view(np.int32))
+        return found if found not in (0, ~0) else 1
 
     def _facts(self) -> dict[str, Any]:
-        """Return what was hashed as plain data, by tensor."""
-        groups = self._arena.groups
+        """Return what was hashed, and what ranks begin with, as plain data, by tensor."""
+        arena, groups = self._arena, self._arena.groups
         state = groups.state()
         facts: dict[str, Any] = {f"scalars.{name}": v for name, v in self._scalars().items()}
+        facts |= {f"scalars.{name}": arena.scalars.get(name) for name in PROGRESS}
+        facts |= {f"option {name}": value for name, value in arena.owner.options.items()}
         for group in state["groups"].values():
             facts |= {f"{tensor}: settings": group["settings"] for tensor in group["of"]}
         facts |= {f"{tensor}: frozen": True for tensor in state["frozen"]}
-        return facts | {f"{tensor}: no gradient": True for tensor in groups.resting}
+        facts |= {f"{tensor}: no gradient": True for tensor in groups.resting}
+        facts |= {f"{tensor}: steps": steps for tensor, steps in groups.steps().items()}
+        return json.loads(json.dumps(facts, default=float))  # as it comes from other ranks
 
-    def _explain(self) -> None:
-        first, *others = self._ranks.world.exchange(self._facts())
+    def _compare(self, differed: bool) -> None:
+        """Raise with the first difference, or if there was one and is none now."""
+        facts, world = self._facts(), self._ranks.world
+        hashes = world.exchange(zlib.crc32(json.dumps(facts, sort_keys=True).encode()))
+        same = len(set(hashes)) == 1
+        first, *others = [{}] if same else world.exchange(facts)
         for rank, other in enumerate(others, 1):
             for name in sorted({*first, *other}):
-                if first.get(name) != other.get(name):
+                one, two = first.get(name, False), other.get(name, False)
+                if one != two:
                     raise RankMismatch(
-                        f"ranks: {name} is {other.get(name)} on rank {rank} and "
-                        f"{first.get(name)} on rank 0, expected the same on all; no rank has "
-                        "stepped since. Give all ranks the same settings"
+                        f"ranks: {name} is {two} on rank {rank} and {one} on rank 0, expected the "
+                        "same on all; no rank has stepped since. Give all ranks the same settings"
                     )
-        raise RankMismatch(
-            "ranks: settings differed in a step that none has taken, and are the same now, "
-            "expected every rank to change them before the same step; do so"
-        )
+        if differed:
+            raise RankMismatch(
+                "ranks: settings differed in a step that none has taken, and are the same now, "
+                "expected every rank to change them before the same step; do so"
+            )

@@ -28,6 +28,9 @@ from rangeops.ranks import communicators
 from rangeops.ranks.communicators import NUMPY, Call, RankMismatch
 from rangeops.ranks.world import World
 
+OPERATIONS = {"all_reduce": ("sum", "max"), "reduce_scatter": ("sum",)}
+"""What a reduction may be asked for; other collectives have none."""
+
 
 def same_plan(world: World, plan: MemoryPlan) -> None:
     """Refuse ranks with different layouts, before a byte of them moves.
@@ -159,9 +162,15 @@ class Ranks:
 
         Raises:
             PlanError: a range of several element types, or of none that ranks exchange.
-            ValueError: a scatter or gather that does not divide among the ranks.
+            ValueError: an operation that the collective has not; a scatter or gather that does not
+                divide among the ranks.
 
         """
+        if op not in OPERATIONS.get(name, ("",)):
+            expected = " or ".join(map(repr, OPERATIONS.get(name, ("",))))
+            raise ValueError(
+                f"{name}: op got {op!r}, expected {expected}; a mean is all_reduce_mean"
+            )
         span = self.plan.resolve(span, name)
         tensors = self.plan.tensors_at(span)
         names = list(dict.fromkeys(t.region.name for t in tensors))

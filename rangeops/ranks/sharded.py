@@ -95,7 +95,7 @@ class ShardedStep(RanksStep):
             self.agreement.call,
         ]
         if shard.half:
-            calls.append(ranks.call("all_reduce", ranks.plan.series_range("G", "bias"), "sum"))
+            calls += self._sums(ranks.plan.series_range("G", "bias"))
         return ranks.bind(*calls)
 
     def _forget(self) -> list[Launchable]:

@@ -31,6 +31,7 @@ from typing import Any
 
 from plan import Range, Region
 from rangeops import ops
+from rangeops.arena.sparse import outside
 from rangeops.device.base import Launchable
 from rangeops.launch.graph import Graph
 from rangeops.optim.step import OptimizerStep
@@ -60,6 +61,11 @@ class RanksStep:
     def _metrics(self) -> Call:
         """Return the sum of loss, top1 and top5."""
         return self.ranks.call("all_reduce", Region.R_RESULT, "sum")
+
+    def _sums(self, *spans: Range) -> list[Call]:
+        """Return the sums of gradients, of what is used of ranges."""
+        parts = [part for span in spans for part in outside(self.ranks.plan.idle, span)]
+        return [self.ranks.call("all_reduce", part, "sum") for part in parts]
 
     def _mean_metrics(self) -> Launchable:
         """Divide the sums of loss, top1 and top5 by the number of ranks."""
@@ -103,12 +109,20 @@ class RanksStep:
         for launch in self.launches:
             launch(stream)
 
+    def _quietly(self, stream: Any = None) -> None:
+        """Run a step of several in one graph, whose last one alone tells of their settings."""
+        for launch in self.launches:
+            if launch != self.agreement.listen:
+                launch(stream)
+
     def capture(self, steps: int = 1, before: Iterable[Callable[..., Any]] = ()) -> Graph:
         """Return a graph of ``steps`` steps, the caller's ``before`` ahead of each.
 
-        Every rank captures, after one step outside, and replays as often as the others.
+        Every rank captures, after one step outside, and replays as often as the others.  Settings
+        are compared once a replay.
         """
-        graph = Graph(self.arena, [*before, self] * steps)
+        inner = [*before, self._quietly] * (steps - 1)
+        graph = Graph(self.arena, [*inner, *before, self])
         self.ranks.graphs.append(graph)
         return graph
 
@@ -135,13 +149,11 @@ class ReplicatedStep(RanksStep):
         plan = ranks.plan
         if self.step.half_grad:
             spans = plan.series_range("G", "weight", half=True), plan.series_range("G", "bias")
-            calls = [*(ranks.call("all_reduce", s, "sum") for s in spans), self._metrics()]
-            calls.append(self.agreement.call)
+            calls = [*self._sums(*spans), self._metrics()]
         else:
-            calls = [ranks.call("all_reduce", s, "sum") for s in (plan.bucket1, plan.bucket2)]
-            calls.append(self.agreement.call)
+            calls = self._sums(plan.bucket1, plan.bucket2)
         self._bind(
-            ranks.bind(*calls),
+            ranks.bind(*calls, self.agreement.call),
             self._mean_metrics(),
             *self.step.check,
             *self._agreement(),

@@ -212,7 +212,7 @@ class PlanConfig:
         """Return the (series, half) pairs that a parameter of ``kind`` has, its weight first.
 
         >>> PlanConfig("lars", half="bf16").series_of("fc_weight")
-        (('W', False), ('A', True), ('G', False), ('G', True), ('M', False), ('N', False))
+        (('W', False), ('A', True), ('G', True), ('M', False), ('N', False))
         """
         return tuple(
             (series.letter, half)

@@ -13,6 +13,7 @@ from rangeops import Arena, ops
 from rangeops.device.host import HostDevice
 from rangeops.device.streams import PER_THREAD
 from rangeops.launch import launch
+from tests.device.gate import Gate
 from tests.helpers import raw_arena, small_plan
 
 SPANS = {"p": Range(0, 4096), "g": Range(4096, 4096)}
@@ -228,14 +229,6 @@ def test_other_values_inside_a_capture_are_one_sentence(monkeypatch):
     assert (data[:1024] == 1 - 3 * 0.5).all()
 
 
-def busy(stream):
-    """Keep a GPU's stream busy for about 50 ms."""
-    from tests.launch.test_cases import spin
-
-    with stream:
-        spin(stream)()
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("explicit", [False, True])
 def test_two_streams_with_other_rates_never_see_each_others(explicit):
@@ -257,12 +250,13 @@ def test_two_streams_with_other_rates_never_see_each_others(explicit):
     cupy.cuda.Device().synchronize()
     memory[:1024] = 1
     cupy.cuda.Device().synchronize()
-    busy(late)
+    gate = Gate(late)
     step(late, 0.25)
     step(soon, 0.125)
     step(late, 0.0625)  # set while the launch before still waits
     soon.synchronize()
     assert not late.done and float(memory[0]) == 1 - 0.125
+    gate.open()
     cupy.cuda.Device().synchronize()
     assert (memory[:1024].get() == 1 - 0.25 - 0.125 - 0.0625).all()
 

@@ -29,7 +29,7 @@ def test_s25_a_first_use_inside_a_capture_is_one_clear_error(name):
     import cupy
 
     op = REGISTRY[name]
-    plan = small_plan(optimizer_for(op), half="fp16", ema=True)
+    plan = small_plan(optimizer_for(op), half="fp16", ema=True, accumulate=True)
     arena = Arena(plan)
     spans = {o.name: plan.series_range("G" if o.name == "dst" else "W")
              for o in op.operands if not o.series}  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_replay_equals_the_eager_launch(name):
     from rangeops.verify import fill_random
 
     op = REGISTRY[name]
-    plan = small_plan(optimizer_for(op), half="fp16", ema=True)
+    plan = small_plan(optimizer_for(op), half="fp16", ema=True, accumulate=True)
     arena = Arena(plan)
     fill_random(arena)
     begin, launch = ops.begin_step.bind(arena), op.bind(arena)

@@ -191,8 +191,10 @@ def clear(binding, memory):
     """Clear the gradients that an update reads of all tensors but the fixed ones."""
     plan, resolved = binding.plan, binding.resolved
     fixed = {t.name for t, word in zip(plan.weights(), LIVE, strict=True) if word == FIXED}
-    spans = [Range(resolved["g"].span.base_offset, 4 * binding.half_start)]
-    spans += [resolved["h"].span] if "h" in resolved else []
+    spans = [resolved["g"].span]
+    if "h" in resolved:
+        full = Range(resolved["g"].span.base_offset, 4 * binding.half_start)
+        spans = [full, resolved["h"].span]
     for t in plan:
         inside = any(span.base_offset <= t.offset < span.end for span in spans)
         if inside and t.name.partition("#")[0] not in fixed:

@@ -9,10 +9,12 @@ tensors overlap.
 from __future__ import annotations
 
 import json
+import math
 import os
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,9 @@ from plan import PlanError
 
 FORMAT = "rangeops"
 VERSION = 1
+
+INDEX = ".json"
+"""What the name of an index of several files ends with."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ class Entry:
     @property
     def numel(self) -> int:
         """Elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
@@ -85,15 +90,36 @@ def write(
         TypeError: facts that JSON cannot hold.
 
     """
+    from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
-    target = Path(file)
     text = json.dumps(facts, allow_nan=False)
     metadata = {"format": FORMAT, "version": str(VERSION), "facts": text}
+    with _replacing(Path(file)) as name:
+        try:
+            save_file(dict(tensors), name, metadata)
+        except SafetensorError as error:  # as it calls a full disk
+            raise OSError(f"save: {file} cannot be written ({error}); make room") from None
+
+
+def write_text(file: str | os.PathLike[str], text: str) -> None:
+    """Write a text file in one move.
+
+    Raises:
+        OSError: as of ``write``.
+
+    """
+    with _replacing(Path(file)) as name:
+        Path(name).write_text(text)
+
+
+@contextmanager
+def _replacing(target: Path) -> Iterator[str]:
+    """Give a temporary name, whose file takes the place of ``target`` once it is written."""
     handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     os.close(handle)
     try:
-        save_file(dict(tensors), name, metadata)
+        yield name
         _sync(name)
         _same_mode(name, target)
         os.replace(name, target)
@@ -101,18 +127,6 @@ def write(
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
-
-
-def write_text(file: str | os.PathLike[str], text: str) -> None:
-    """Write a text file in one move."""
-    target = Path(file)
-    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    with os.fdopen(handle, "w") as out:
-        out.write(text)
-        out.flush()
-        os.fsync(out.fileno())
-    _same_mode(name, target)
-    os.replace(name, target)
 
 
 def read(file: str | os.PathLike[str]) -> Archive:
@@ -123,25 +137,40 @@ def read(file: str | os.PathLike[str]) -> Archive:
 
     """
     path = Path(file)
-    if path.suffix != ".json":
-        return Archive(*_one(path))
-    try:
-        index = json.loads(path.read_text())
-        names = [str(name) for name in index["files"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise PlanError(f"load: {path} is no index of a checkpoint ({error}); give one") from None
+    files = _files(path) if path.suffix == INDEX else [path]
     facts: dict[str, Any] = {}
-    pieces: dict[str, list[Piece]] = {}
-    kinds: dict[str, tuple[tuple[int, ...], str]] = {}
-    for name in names:
-        facts, entries = _one(path.parent / name)
-        for key, entry in entries.items():
-            kinds[key] = entry.shape, entry.dtype
-            pieces.setdefault(key, []).extend(entry.pieces)
-    return Archive(facts, {key: _joined(key, *kinds[key], pieces[key]) for key in pieces})
+    found: dict[str, list[Entry]] = {}
+    for part in files:
+        said, entries = _one(part)
+        if facts and _count(said) != _count(facts):
+            raise PlanError(
+                f"load: {part.name} is of step {_count(said)}, {files[0].name} of step "
+                f"{_count(facts)}, expected files of one save; give their own index"
+            )
+        facts = facts or said
+        for name, entry in entries:
+            found.setdefault(name, []).append(entry)
+    return Archive(facts, {name: _joined(name, parts) for name, parts in found.items()})
 
 
-def _one(path: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
+def _files(index: Path) -> list[Path]:
+    """Return the files of an index, which lie beside it."""
+    try:
+        names = json.loads(index.read_text())["files"]
+        if not (names and isinstance(names, list) and all(n and Path(n).name == n for n in names)):
+            raise ValueError(f"files got {names!r}, expected the names of files beside it")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PlanError(f"load: {index} is no index of a checkpoint ({error}); give one") from None
+    return [index.with_name(name) for name in names]
+
+
+def _count(facts: Mapping[str, Any]) -> Any:
+    """Return the step that facts are of."""
+    scalars = facts.get("scalars")
+    return scalars.get("step") if isinstance(scalars, dict) else None
+
+
+def _one(path: Path) -> tuple[dict[str, Any], list[tuple[str, Entry]]]:
     """Return facts and tensors of one file."""
     from safetensors import SafetensorError, safe_open
 
@@ -160,8 +189,8 @@ def _one(path: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
         header = json.loads(raw.read(size))
     try:
         facts = json.loads(metadata["facts"])
-        entries = dict(_entries(path, 8 + size, header, facts.get("pieces", {})))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        entries = list(_entries(path, 8 + size, header, facts.get("pieces", {})))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise PlanError(f"load: {path} has damaged facts ({error!r}); give another file") from None
     return facts, entries
 
@@ -172,28 +201,35 @@ def _entries(
     for name, row in header.items():
         if name == "__metadata__":
             continue
-        at = start + row["data_offsets"][0]
-        if name in pieces:
-            first, last, shape = pieces[name]
-        else:
-            shape = row["shape"]
-            first, last = 0, int(np.prod(shape, dtype=np.int64))
-        piece = Piece(path, at, int(first), int(last))
-        yield name, Entry(tuple(map(int, shape)), row["dtype"], (piece,))
+        held = math.prod(row["shape"])
+        first, last, shape = pieces.get(name, (0, held, row["shape"]))
+        numbers = (first, last, *shape)
+        if any(type(n) is not int or n < 0 for n in numbers) or last > math.prod(shape):
+            raise ValueError(f"{name} is piece {first} .. {last} of {shape}")
+        if last - first != held:
+            raise ValueError(f"{name} holds {held} elements, its piece is {first} .. {last}")
+        piece = Piece(path, start + row["data_offsets"][0], first, last)
+        yield name, Entry(tuple(shape), row["dtype"], (piece,))
 
 
-def _joined(name: str, shape: tuple[int, ...], dtype: str, pieces: list[Piece]) -> Entry:
-    """Return a tensor of several files' pieces, which have to be all of it."""
-    entry = Entry(shape, dtype, tuple(sorted(pieces, key=lambda piece: piece.first)))
-    at = 0
+def _joined(name: str, parts: list[Entry]) -> Entry:
+    """Return a tensor of all files' pieces, which have to be all of it."""
+    kinds = {(entry.shape, entry.dtype) for entry in parts}
+    if len(kinds) > 1:
+        raise PlanError(
+            f"load: {name} is {' and '.join(f'{d} {s}' for s, d in sorted(kinds))}, expected one "
+            "shape and type in all files; give files of one save"
+        )
+    pieces = sorted((p for entry in parts for p in entry.pieces), key=lambda piece: piece.first)
+    entry, at = Entry(parts[0].shape, parts[0].dtype, tuple(pieces)), 0
     for piece in entry.pieces:
         if piece.first > at:
             break
         at = max(at, piece.last)
     if at != entry.numel:
         raise PlanError(
-            f"load: the files of the index hold {at} of the {entry.numel} elements of {name}; "
-            "give the files of all ranks"
+            f"load: the first {at} of the {entry.numel} elements of {name} are there, expected "
+            "all; give the index of the files of all ranks"
         )
     return entry
 

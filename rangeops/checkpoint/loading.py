@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from plan import DTensor, MemoryPlan, PlanError, Range
-from plan.scalars import FP32_SCALARS, INT32_SCALARS
 from rangeops import ops
 from rangeops.arena.arena import Arena
-from rangeops.arena.ownership import restart_average
-from rangeops.arena.scalars import check
-from rangeops.arena.settings import stored
 from rangeops.arena.sparse import outside
 from rangeops.checkpoint import archive
 from rangeops.checkpoint.archive import Archive, Entry
-from rangeops.checkpoint.contents import MOMENTS, names_of
+from rangeops.checkpoint.contents import MOMENTS, PREFIXES, names_of
+from rangeops.checkpoint.facts import checked
 from rangeops.checkpoint.transfer import Uploads
-
-MOST_STEPS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -31,7 +26,8 @@ class Loaded:
         extra: what ``save`` was given.
         step: the arena's count of steps.
         missing: names that the plan has and the file has not; weights and statistics among them
-            keep their values, moments are zero, averages begin anew.
+            keep their values; a tensor that lacks a moment begins anew (moments and step zero),
+            an average is the weights.
         unexpected: names that the file has and the plan has not.
 
     """
@@ -62,43 +58,20 @@ def load(arena: Arena, file: str | os.PathLike[str], strict: bool = True) -> Loa
     plan = arena.planned("load")
     arena.owner.check_live("load")
     found = archive.read(file)
-    facts = _checked_facts(plan, found.facts)
+    facts = checked(arena, found.facts, strict)
     fits = facts["config"].get("optimizer") == plan.config.kind.label
     wanted = names_of(plan)
     if strict:
         _check_strictly(arena, facts, wanted, found)
     writes = _writes(plan, wanted, found, fits)
-    missing = tuple(name for name in wanted if name not in writes)
+    missing = {name: tensor for name, tensor in wanted.items() if name not in writes}
     _write(arena, writes, wanted)
-    _complete(arena, facts, [wanted[name] for name in missing], fits)
-    arena.owner.resumable(facts["options"] if strict else None)
+    _complete(arena, facts, missing, fits)
+    if arena.owner.driver is None:
+        arena.owner.options = dict(facts["options"])  # a file of this arena says them again
+    arena.owner.resumable(facts["options"] if strict and facts["options"] else None)
     unexpected = tuple(name for name in found.entries if name not in writes)
-    return Loaded(facts["extra"], facts["scalars"]["step"], missing, unexpected)
-
-
-def _checked_facts(plan: MemoryPlan, facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts of a file, refusing settings that cannot be."""
-    try:
-        for name, value in facts["scalars"].items():
-            if name not in plan.config.own_scalars:
-                check(name, value)
-        if facts["scalars"]["step"] < 0:
-            raise ValueError("step is negative")
-        for name, step in facts["steps"].items():
-            if type(step) is not int or not 0 <= step <= MOST_STEPS:
-                raise ValueError(f"step of {name} is {step!r}")
-        for group in facts["groups"]["groups"].values():
-            stored(group["settings"])
-            list(map(str, group["of"]))
-        list(map(str, facts["groups"]["frozen"]))
-        dict(facts["options"]), dict(facts["config"]), facts["extra"]
-    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise PlanError(f"load: the file has damaged facts ({error}); give another one") from None
-    own = [n for n in facts["scalars"] if n not in (*FP32_SCALARS, *INT32_SCALARS)]
-    kept = {
-        n: v for n, v in facts["scalars"].items() if n not in own or n in plan.config.own_scalars
-    }
-    return facts | {"scalars": kept}
+    return Loaded(facts["extra"], facts["scalars"]["step"], tuple(missing), unexpected)
 
 
 def _check_strictly(
@@ -117,7 +90,7 @@ def _check_strictly(
             f"load: the {where} has {name}, the {lacks} has none, expected it in both; use "
             "strict=False for what both have"
         )
-    if arena.owner.driver is not None:
+    if arena.owner.driver is not None and facts["options"]:  # none: no driver saved it
         arena.owner.check_options(facts["options"], arena.owner.options)
 
 
@@ -136,7 +109,16 @@ def _writes(
                 "give a file of the same model"
             )
         out[name] = entry
+    for weight in plan.weights():  # half of its moments are none
+        moments = [m for m in _moments(weight.name) if m in wanted]
+        if not all(name in out for name in moments):
+            out = {name: entry for name, entry in out.items() if name not in moments}
     return out
+
+
+def _moments(weight: str) -> tuple[str, ...]:
+    """Return the names that moments of a weight have in a checkpoint."""
+    return tuple(f"{PREFIXES[letter]}{weight}" for letter in MOMENTS)
 
 
 def _write(arena: Arena, writes: Mapping[str, Entry], wanted: Mapping[str, DTensor]) -> None:
@@ -152,22 +134,32 @@ def _write(arena: Arena, writes: Mapping[str, Entry], wanted: Mapping[str, DTens
 
 
 def _complete(
-    arena: Arena, facts: Mapping[str, Any], missing: Sequence[DTensor], fits: bool
+    arena: Arena, facts: Mapping[str, Any], missing: Mapping[str, DTensor], fits: bool
 ) -> None:
     """Write scalars, steps, groups, what follows from the weights, and what a file lacks."""
     plan = arena.planned("load")
     arena.scalars.set(**facts["scalars"])
     if plan.weights():
-        known = {t.name for t in plan.weights()}
-        steps = {n: s if fits else 0 for n, s in facts["steps"].items() if n in known}
-        arena.groups.set_steps(dict.fromkeys(known, 0) | steps)
+        known = [t.name for t in plan.weights()]
+        went_on = {n for n in known if fits and not missing.keys() & {*_moments(n)}}
+        steps = {n: facts["steps"].get(n, 0) if n in went_on else 0 for n in known}
+        arena.groups.set_steps(steps)
         arena.groups.restore(facts["groups"])
-    for tensor in missing:
+        arena.groups.rest(name for name in facts["groups"]["resting"] if name in steps)
+    for name, tensor in missing.items():
         if tensor.region.series in MOMENTS:
             arena.clear(tensor.span)
-    if any(tensor.region.series == "E" for tensor in missing):
-        restart_average(arena)
+        if tensor.region.series == "E":
+            _restart(arena, tensor, plan.tensors[name.removeprefix(PREFIXES["E"])])
     refresh_halves(arena)
+
+
+def _restart(arena: Arena, average: DTensor, weight: DTensor) -> None:
+    """Let one average be its weight."""
+    away = average.offset - weight.offset
+    for part in outside(arena.holes, Range(average.offset, average.nbytes)):
+        for kept in outside(arena.holes, Range(part.base_offset - away, part.size)):
+            arena.copy_bytes(kept.base_offset + away, kept)
 
 
 def refresh_halves(arena: Arena) -> None:

@@ -93,12 +93,17 @@ class Ownership:
     def facts(self) -> dict[str, Any]:
         """Return what a copy of the arena has to know."""
         driven = self.driver is not None or self.waiting
-        return {"swapped": set(self._swapped), "options": self.options, "waiting": driven}
+        return {
+            "swapped": set(self._swapped),
+            "options": self.options,
+            "waiting": driven,
+            "loaded": self._loaded,
+        }
 
     def adopt(self, facts: Mapping[str, Any]) -> None:
         """Take over what ``facts`` gave; the state waits for a driver to resume it."""
         self._swapped, self.options = set(facts["swapped"]), dict(facts["options"])
-        self.waiting = facts["waiting"]
+        self.waiting, self._loaded = facts["waiting"], facts["loaded"]
 
     def leave(self, driver: Any) -> None:
         """Let the driver go, if it is this one."""
@@ -118,10 +123,10 @@ class Ownership:
             PlanError: an option differs.
 
         """
-        for name in sorted({*loaded, *options}):
-            if loaded.get(name) != options.get(name):
+        for name in sorted(loaded):
+            if loaded[name] != options.get(name):
                 raise PlanError(
-                    f"OptimizerStep: the checkpoint was made with {name}={loaded.get(name)}, got "
+                    f"resume: the checkpoint was made with {name}={loaded[name]}, got "
                     f"{name}={options.get(name)}, expected the same; give it, or load with "
                     "strict=False"
                 )

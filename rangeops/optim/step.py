@@ -24,7 +24,8 @@ from rangeops.device.streams import handle_of
 from rangeops.launch.graph import Graph
 from rangeops.launch.launch import BoundLaunch
 from rangeops.launch.op import REGISTRY
-from rangeops.launch.reference import decays_of
+from rangeops.launch.reference import decays_of, default_of
+from rangeops.optim.gather import Several, accumulates, gathering
 
 Update = Callable[[bool, bool], Iterable[BoundLaunch]]
 """What binds the launches that move the weights, from half_grad and clear_grad."""
@@ -92,7 +93,7 @@ class OptimizerStep:
     ) -> None:
         plan = _trainable(arena)
         half = plan.config.half
-        accumulate = _accumulates(plan, accumulate)
+        accumulate = accumulates(plan, accumulate)
         self.arena, self._plan, self._kind = arena, plan, plan.config.kind
         self._halves = plan.series_range("A").size > 0  # none in a plan of biases alone
         self.half_grad = self._halves and not accumulate
@@ -108,12 +109,12 @@ class OptimizerStep:
         self.begin = (self._begin(scaling),)
         self.update = tuple((update or self._update)(self.half_grad, clear_grad))
         self.launches = (*self.check, *self.begin, *self.update)
-        self.accumulate = Several(_gather(arena, plan)) if accumulate else None
+        self.accumulate = Several(gathering(arena, plan)) if accumulate else None
         self._status = Status(arena)
         self._enqueue = tuple(launch.enqueue for launch in self.launches)
         self._current = arena.backend.stream_reader(arena.framework)
         self._closed = False
-        self._drive(values, self._options | {"loss_scaling": scaling}, resume)
+        self._drive(values, self._all_options(scaling), resume)
 
     def __repr__(self) -> str:
         """Return the optimizer, halves and EMA, the launches, and what a step moves."""
@@ -149,6 +150,15 @@ class OptimizerStep:
                 )
             options["decay"] = decay
         return options
+
+    def _all_options(self, scaling: bool) -> dict[str, Any]:
+        """Return every option that a run goes by, chosen or by default."""
+        op = REGISTRY[self._kind.label]
+        names = (*op.options, "trust_clip", "ema_warmup")
+        chosen = {name: bool(self._options.get(name, default_of(op, name))) for name in names}
+        if "decay" in self._options:
+            chosen["decoupled"] = self._options["decay"] == "decoupled"
+        return chosen | {"scaling": scaling}
 
     def _chosen(self, op: Any) -> dict[str, Any]:
         """Return those of the options that an op takes."""
@@ -247,43 +257,6 @@ class OptimizerStep:
         Hyper-parameters, group multipliers and the loss scale may change between replays.
         """
         return Graph(self.arena, [*before, self, *after] * steps)
-
-
-class Several:
-    """Launches that are called as one.
-
-    Attributes:
-        nbytes: bytes that one call moves.
-
-    """
-
-    def __init__(self, launches: Iterable[BoundLaunch]) -> None:
-        self._launches = tuple(launches)
-        self.nbytes = sum(launch.nbytes for launch in self._launches)
-
-    def __call__(self, stream: Any = None) -> None:
-        """Launch them in order on ``stream`` (default: the framework's current one)."""
-        for launch in self._launches:
-            launch(stream)
-
-
-def _accumulates(plan: MemoryPlan, accumulate: bool | None) -> bool:
-    """Return whether micro-batches are gathered, refusing where the plan has no room for it."""
-    config = plan.config
-    if accumulate and not config.accumulate:
-        raise PlanError(
-            f"OptimizerStep: accumulate got True for a plan with half={config.half!r} and no FP32 "
-            "gradients beside half ones, expected PlanConfig(half=..., accumulate=True); plan so, "
-            "or leave it out: FP32 gradients add up where they lie"
-        )
-    return config.accumulate if accumulate is None else accumulate
-
-
-def _gather(arena: Arena, plan: MemoryPlan) -> Iterator[BoundLaunch]:
-    """Bind what adds half gradients to FP32 ones, for what of them is in use."""
-    spans = zip(plan.in_use("G", "weight"), plan.in_use("G", "weight", half=True), strict=True)
-    for full, half in spans:
-        yield ops.accumulate_grad.bind(arena, g=full, h=half)
 
 
 def _trainable(arena: Arena) -> MemoryPlan:

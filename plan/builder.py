@@ -128,7 +128,7 @@ class PlanBuilder:
         if not trainable:
             self._frozen.add(name)
             self._last.update(t.name for t in made.values())
-            self._idle.update(t.name for t in made.values() if t.region.series not in "WA")
+            self._idle.update(t.name for t in made.values() if t.region.series not in "WAN")
             made = {pair: t for pair, t in made.items() if t.region.series in "WA"}
         get = made.get
         parameter = self.parameters[name] = Parameter(

@@ -18,7 +18,7 @@ def finalize_variants(plans: Sequence[MemoryPlan]) -> None:
 
     Raises:
         PlanError: a plan is finalized already, or the plans differ in names, order, regions,
-            dtypes or config; the message names the first difference.
+            dtypes, config or what is trained; the message names the first difference.
 
     >>> small, large = MemoryPlan(), MemoryPlan()
     >>> a, b = small.alloc_feature((1, 8), "x"), large.alloc_feature((64, 8), "x")
@@ -50,8 +50,19 @@ def finalize_variants(plans: Sequence[MemoryPlan]) -> None:
                     f"variants: tensor {tensor.id} is {tensor.name} in {tensor.region.name}, "
                     f"expected {first.name} in {first.region.name}"
                 )
+        _check_frozen(plans, first.name)
         largest = max(tensor.slot_bytes for tensor in same)
         for tensor in same:
             tensor.settle(largest)
     for plan in plans:
         plan.finalize()
+
+
+def _check_frozen(plans: Sequence[MemoryPlan], name: str) -> None:
+    """Refuse a parameter that some plans train and others do not: those lie behind the trained."""
+    trained = [not plan.is_frozen(name) for plan in plans]
+    if len(set(trained)) > 1:
+        raise PlanError(
+            f"variants: parameter {name} is planned with trainable={trained[0]} and with "
+            f"trainable={not trained[0]}, expected the same in all; give all one"
+        )

@@ -55,6 +55,6 @@ def write_kept(arena: Any, tensor: DTensor | str, values: Any) -> None:
     whole = np.zeros(descriptor.padded_shape, descriptor.dtype.numpy)
     whole[..., : descriptor.shape[-1]] = values
     raw = whole.reshape(-1).view("u1")
-    for part in outside(arena.unmapped, Range(descriptor.offset, descriptor.nbytes)):
+    for part in outside(arena.holes, Range(descriptor.offset, descriptor.nbytes)):
         first = part.base_offset - descriptor.offset
         arena.write(part.base_offset, raw[first : first + part.size])

@@ -86,7 +86,6 @@ class Agreement:
             word = self._hash()
             for place, value in zip(self._places, (word, ~word), strict=True):
                 arena.write(place, np.array([value], np.int32))
-        self._heard[0], self._heard[-1] = ON_THE_WAY
 
     def _differed(self) -> bool:
         """Wait for the words of the step before; return whether they were not the same."""
@@ -94,9 +93,9 @@ class Agreement:
         while self._on_the_way() and not self._event.done:
             self._ranks.world.check()
             time.sleep(0)
-        if self._on_the_way():  # no step ran since the last call
-            return False
-        return int(self._heard[0]) != ~int(self._heard[-1])
+        ran, (word, inverse) = not self._on_the_way(), self._heard[[0, -1]].tolist()
+        self._heard[0], self._heard[-1] = ON_THE_WAY
+        return ran and word != ~inverse
 
     def _on_the_way(self) -> bool:
         return not (self._heard[0] and self._heard[-1])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -48,20 +49,25 @@ def save_parts(
     run = world.exchange(os.urandom(4).hex())[0]  # files of an old index stay until it is replaced
     names = [f"{index.stem}.{run}.{rank}-of-{world.size}.safetensors" for rank in range(world.size)]
     mine = index.with_name(names[world.rank])
-    _together(world, lambda: save_part(arena, mine, owned, extra))
     old = _files_of(index) if world.rank == 0 else []
     text = json.dumps({"files": names})
-    _together(world, lambda: write_text(index, text) if world.rank == 0 else None)
+    try:
+        _together(world, lambda: save_part(arena, mine, owned, extra))
+        _together(world, lambda: write_text(index, text) if world.rank == 0 else None)
+    except Exception:
+        mine.unlink(missing_ok=True)
+        raise
     for name in old:
         index.with_name(name).unlink(missing_ok=True)
 
 
 def _files_of(index: Path) -> list[str]:
-    """Return the files of an index that is about to be replaced."""
+    """Return the files of an index that is about to be replaced, those that such a save wrote."""
     try:
-        return [Path(name).name for name in json.loads(index.read_text())["files"]]
+        names = [Path(name).name for name in json.loads(index.read_text())["files"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
+    return [name for name in names if fnmatchcase(name, "*.*.*-of-*.safetensors")]
 
 
 def _together(world: World, work: Callable[[], None]) -> None:

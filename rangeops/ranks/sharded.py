@@ -10,14 +10,16 @@ from typing import Any
 from plan import OptimizerKind, PlanError, Range, Region
 from rangeops import ops
 from rangeops.arena.arena import Arena
+from rangeops.arena.sparse import outside
 from rangeops.device.base import Launchable
 from rangeops.launch.launch import BoundLaunch
 from rangeops.launch.op import REGISTRY
 from rangeops.optim.step import OptimizerStep
 from rangeops.ranks.checkpoint import save_parts
-from rangeops.ranks.group import Ranks
+from rangeops.ranks.group import Collective, Ranks
 from rangeops.ranks.shard import Shard
 from rangeops.ranks.step import RanksStep
+from rangeops.ranks.world import BETWEEN, WHOLE
 
 
 def _shard_update(
@@ -37,6 +39,21 @@ def _shard_update(
         yield op.bind(arena, **spans, clear_grad=clear_grad)
     if half and shard.rank == 0:
         yield op.bind(arena, part="bias", ema=config.ema, clear_grad=clear_grad)
+
+
+class _Weights:
+    """The exchange of updated weights; who loses a rank in it has some of two steps."""
+
+    def __init__(self, ranks: Ranks, exchange: Collective) -> None:
+        self._ranks, self._exchange, self.calls = ranks, exchange, exchange.calls
+
+    def __call__(self, stream: Any = None) -> None:
+        """Run on ``stream``; on a GPU nobody knows when it is done, so the word stays."""
+        world = self._ranks.world
+        world.weights = BETWEEN
+        self._exchange(stream)
+        if not self._ranks.arena.on_gpu:
+            world.weights = WHOLE
 
 
 class ShardedStep(RanksStep):
@@ -81,7 +98,7 @@ class ShardedStep(RanksStep):
             *self._agreement(),
             *self.step.begin,
             *self.step.update,
-            self._weights(),
+            _Weights(ranks, self._weights()),
         )
 
     def _reduce(self) -> Launchable:
@@ -100,7 +117,8 @@ class ShardedStep(RanksStep):
 
     def _forget(self) -> list[Launchable]:
         """Clear the gradients of others' shards: checks and norms see the own ones alone."""
-        spans = self.shard.others("G", self.step.half_grad)
+        idle, others = self.ranks.plan.idle, self.shard.others("G", self.step.half_grad)
+        spans = [part for span in others for part in outside(idle, span)]
         return [ops.clear.bind(self.arena, span) for span in spans]
 
     def _norms(self) -> list[Launchable]:
@@ -112,7 +130,7 @@ class ShardedStep(RanksStep):
         add = self.ranks.call("all_reduce", Range(sums.offset, 8 * folds), "sum", dtype="fp64")
         return [self.ranks.bind(add), ops.total_norm.bind(self.arena)]
 
-    def _gather(self, *series: str) -> Launchable:
+    def _gather(self, *series: str) -> Collective:
         """Return the exchange of shards of series, the rest from the last rank, biases from 0."""
         ranks, shard = self.ranks, self.shard
         calls = []
@@ -125,7 +143,7 @@ class ShardedStep(RanksStep):
                 calls.append(ranks.call("broadcast", bias, root=0))
         return ranks.bind(*calls)
 
-    def _weights(self) -> Launchable:
+    def _weights(self) -> Collective:
         """Return the exchange of the weights that the forward pass reads."""
         return self._gather("A" if self.shard.half else "W")
 

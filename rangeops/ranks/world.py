@@ -26,6 +26,9 @@ from rangeops.ranks import transport
 from rangeops.ranks.info import RankInfo, rank_info
 from rangeops.ranks.rendezvous import TICK, Sockets, rendezvous
 
+WHOLE, BETWEEN = "those of the last finished step", "between two steps"
+"""What weights are when a rank is lost."""
+
 
 class RankLost(RuntimeError):
     """A rank is gone; the training cannot go on in this process.
@@ -69,7 +72,7 @@ class World:
         self.info = rank_info() if info is None else info
         self.rank, self.size = self.info.rank, self.info.size
         self.local_rank, self.take_device = self.info.local_rank, self.info.take_device
-        self.doing = "its start"
+        self.doing, self.weights = "its start", WHOLE
         self._deadline, self._grace = deadline, grace
         self._lost: RankLost | None = None
         self._listeners: list[Callable[[], None]] = []
@@ -189,7 +192,7 @@ class World:
             self._listening.append(thread)  # once it runs, since ``close`` joins all in here
         self._lost = RankLost(
             f"ranks: rank {self.rank} of {self.size} lost rank {rank} ({reason}) in {self.doing}; "
-            "weights are those of the last finished step, start again from a checkpoint",
+            f"weights are {self.weights}, start again from a checkpoint",
             rank,
         )
         if self.rank == 0:
@@ -220,7 +223,9 @@ class World:
             time.sleep(0.01)
         why = "it has left" if peer in self.left else str(error)
         return self._lost or RankLost(
-            f"ranks: rank {self.rank} of {self.size} lost rank {peer} ({why}) in {self.doing}", peer
+            f"ranks: rank {self.rank} of {self.size} lost rank {peer} ({why}) in {self.doing}; "
+            f"weights are {self.weights}",
+            peer,
         )
 
     # Messages

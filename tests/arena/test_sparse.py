@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from plan import PlanConfig, PlanError, Range
+from plan import MemoryPlan, PlanConfig, PlanError, Range
 from plan.models import ParameterSpec, plan_model
-from rangeops import Arena, ops, write_kept
-from rangeops.device.pages import Reserved, backed, outside
+from rangeops import Arena, OptimizerStep, averaged, ops, write_kept
+from rangeops.device.pages import Reserved, backed, outside, whole_pages
 from rangeops.ranks import Shard
+from tests import tolerance
 from tests.helpers import small_plan
 
 
@@ -141,3 +142,98 @@ def test_an_arena_with_holes_trains_its_shard_to_the_same_bits():
             ops.adamw(one, **spans)
     for span in spans.values():
         np.testing.assert_array_equal(arena.read(span), whole.read(span))
+
+
+def with_a_frozen_weight(numel):
+    """Return a plan of one large weight, planned as frozen, and a small trained one."""
+    plan = MemoryPlan(PlanConfig("adamw", ema=True))
+    plan.parameter("ice", "fc_weight", (numel,), trainable=False)
+    plan.parameter("w", "fc_weight", (5000,))
+    return plan.finalize()
+
+
+def test_holes_of_ranks_and_of_a_plan_go_together(device):
+    """What others own and what nobody uses may lie over one another."""
+    plan = with_a_frozen_weight(4000)
+    spans = [Shard(plan, rank, 2).unmapped() for rank in range(2)]
+    assert any(
+        a.base_offset < b.end and b.base_offset < a.end
+        for unmapped in spans
+        for a in unmapped
+        for b in plan.idle
+    )
+    for unmapped in spans:
+        arena = Arena(plan, device=device, unmapped=unmapped)
+        arena["ice"] = 2.0
+        with pytest.raises(PlanError, match=r"arena\['ice#V'\] got bytes .* reach into a hole"):
+            arena["ice#V"]
+        assert set(arena.holes) == {*unmapped, *plan.idle} and arena.unmapped == tuple(unmapped)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=6),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 30)), max_size=6),
+)
+def test_no_page_is_shared_and_backed_at_once(unmapped, idle):
+    unmapped, idle = ([Range(*pair) for pair in pairs] for pairs in (unmapped, idle))
+    parts = backed(100, [*unmapped, *idle], 4)
+    kept = {byte // 4 for part in parts for byte in range(part.base_offset, part.end)}
+    shared = {
+        byte // 4 for part in whole_pages(idle, 4) for byte in range(part.base_offset, part.end)
+    }
+    assert not kept & shared
+
+
+@pytest.mark.gpu
+def test_a_frozen_weight_takes_memory_for_itself_alone():
+    """64 Mi elements: 256 MiB, where gradient, moments and average would take 1 GiB more."""
+    import cupy
+
+    def train(arena):
+        for hole in arena.plan.idle:  # NaN, by way of the one page behind it all
+            arena.memory[hole.base_offset : min(hole.end, hole.base_offset + (4 << 20))] = 0xFF
+        arena["ice"][...] = 2.0
+        step = OptimizerStep(arena, lr=0.1, clip_norm=1.0, check=True, ema_decay=0.5)
+        arena["w#G"] = 1.0
+        step()
+        status = step.status()
+        assert (status.step, status.skipped_steps) == (1, 0)
+        assert status.grad_norm == pytest.approx(5000**0.5, rel=tolerance.STEP)
+        assert bool((arena["w"] < 0).all())
+        with averaged(arena):
+            assert bool((arena["ice"] == 2.0).all())
+        assert bool((arena["ice"] == 2.0).all())
+        assert float(arena["ice"][:1000].sum()) == 2000.0
+        cupy.cuda.Device().synchronize()
+
+    train(Arena(with_a_frozen_weight(1000), device="cuda"))  # loads the kernels
+    numel = 64 << 20
+    plan = with_a_frozen_weight(numel)
+    before = cupy.cuda.runtime.memGetInfo()[0]
+    arena = Arena(plan, device="cuda")
+    cupy.cuda.Device().synchronize()
+    taken = before - cupy.cuda.runtime.memGetInfo()[0]
+    assert 4 * numel <= taken < 4 * numel + (48 << 20)  # its rows of the tables, and whole pages
+    assert plan.total_bytes > 5 * 4 * numel
+    train(arena)
+
+
+@pytest.mark.gpu
+def test_what_nobody_uses_lies_on_one_page():
+    plan = with_a_frozen_weight(8 << 20)
+    arena = Arena(plan, device="cuda")
+    page = Reserved(1, 0).page
+    parts = whole_pages(plan.idle, page)
+    assert len(parts) == len(plan.idle) == 4 and all(part.size > 8 * page for part in parts)
+    assert not arena.memory[parts[0].base_offset : parts[0].end].any(), "zero from the start"
+    at = 12345
+    arena.memory[parts[0].base_offset + at] = 7
+    for part in parts:
+        seen = arena.memory[part.base_offset : part.end].reshape(-1, page)
+        assert bool((seen[:, at] == 7).all()) and int(seen.astype("i8").sum()) == 7 * len(seen)
+    found = Reserved(8 * page, 0)
+    found.share([Range(0, 3 * page), Range(5 * page, page)])
+    assert [size for _, size, _ in found.pages] == [page] * 4
+    assert len({int(handle) for _, _, handle in found.pages}) == 1
+    found.close()
+    assert not found.pages and not found.ptr

@@ -1,4 +1,4 @@
-"""Ranks as real processes: collectives, steps, disagreement, and ranks that die (S13, S33)."""
+"""Ranks as real processes: collectives, steps, disagreement, and ranks that die (S13, S33, S52)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ from tests.helpers import HAVE_GPU, free_port, host_bytes, small_plan
 ROOT = Path(__file__).parents[2]
 EVERYWHERE = (
     "collectives", "bn_stats", "bf16", "joined", "sharded", "s13", "s33", "schedule", "graph",
-    "digits",
+    "digits", "disagreed_replicated", "disagreed_sharded", "disagreed_halves", "disagreed_late",
+    "disagreed_first", "agreed_graph", "agreed_graph_of_steps", "unwritten",
 )  # fmt: skip
 ON_THE_CPU = (*EVERYWHERE, "mismatch", "gloo")
-WITH_THREE = ("sharded", "s13", "mismatch")
+WITH_THREE = ("sharded", "s13", "mismatch", "disagreed_sharded", "agreed_graph", "unwritten")
 NOTICED = 8.0
 """Seconds in which all ranks end after a kill: it is noticed at once, and Python ends in about one,
 on a machine that does nothing else."""
@@ -150,6 +151,28 @@ def test_a_stopped_rank_ends_the_others_and_itself_when_it_wakes():
     assert status == 1 and "lost rank 0" in err
 
 
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("kind", ["replicated", "sharded"])
+@pytest.mark.parametrize("fails", [False, True])
+def test_s52_a_rank_that_runs_out_of_batches_ends_the_other(kind, fails):
+    scenario = f"s52_{kind}{'_fails' * fails}"
+    (status, out, err), other = ended(spawn(2, "cpu", [scenario]), 60)
+    why = "its connection ended" if fails else "it has left"
+    last = err.strip().splitlines()[-1]
+    assert status == 1 and "lost rank 1 (" in last and why in last and "collective" in last, err
+    assert "weights are those of the last finished step" in last
+    assert "weights of the last whole step" in out
+    assert other[0] == fails and ("the third batch of rank 1 is damaged" in other[2]) == fails
+
+
+@pytest.mark.xdist_group("ranks")
+def test_who_loses_a_rank_in_the_gather_has_weights_of_two_steps():
+    (status, _, err), other = ended(spawn(2, "cpu", ["lost_in_the_gather"]), 60)
+    last = err.strip().splitlines()[-1]
+    assert (status, other[0]) == (1, 1) and "lost rank 1 (" in last and "all_gather" in last, err
+    assert "weights are between two steps" in last and "last finished step" not in last
+
+
 @two_gpus
 @pytest.mark.xdist_group("ranks")
 def test_a_killed_rank_ends_the_other_on_two_gpus():
@@ -167,6 +190,17 @@ def test_an_update_behind_an_aborted_collective_moves_nothing():
     assert second[0] == 9
     assert "nothing moved" in first[1] and "lost rank 1" in first[2], first
     assert first[0] == 1
+
+
+@pytest.mark.xdist_group("ranks")
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_checkpoint_of_ranks_fits_any_number_of_them(size, tmp_path):
+    """Written by ``size`` ranks, read by 1, 2 and 3; each says that all bits are as they were."""
+    for readers in (size, 1, 5 - size):
+        scenarios = ["written", "read"] if readers == size else ["read"]
+        results = ended(spawn(readers, "cpu", scenarios, RANGEOPS_TEST_DIR=str(tmp_path)), 120)
+        for status, out, err in results:
+            assert status == 0 and "passed read " in out, f"{readers}\n{out}\n{err}"
 
 
 def test_one_process_needs_no_others(device):

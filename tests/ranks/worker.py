@@ -9,59 +9,33 @@ import traceback
 import numpy as np
 
 from plan import MemoryPlan, PlanConfig, PlanError, Range, Region
-from rangeops import Arena, OptimizerStep, write_kept
+from rangeops import Arena, OptimizerStep
 from rangeops.kernels.half import from_half, to_half
 from rangeops.ranks import (
     RankInfo,
     RankMismatch,
     Ranks,
     ReplicatedStep,
-    Shard,
-    ShardedStep,
     World,
     rank_info,
 )
 from tests import tolerance
-from tests.helpers import small_plan
+from tests.ranks import agreeing, common, leaving, saving, sharding
+from tests.ranks.common import (
+    OPTIONS,
+    arena_of,
+    arena_values,
+    gradients,
+    put,
+    start,
+    state,
+)
 
-DEVICE = "cpu"
+SCENARIOS = (agreeing, leaving, saving, sharding)
+"""Where the scenarios are that are not here."""
+
+
 STARTED = time.perf_counter()
-
-
-def arena_of(optimizer="adamw", **options):
-    return Arena(small_plan(optimizer, **options), device=DEVICE)
-
-
-def put(arena, name, values):
-    """Write FP32 values to a tensor of any type, rounded."""
-    tensor = arena.plan.tensors[name]
-    if tensor.dtype.is_half:
-        bits = to_half(np.ascontiguousarray(values, np.float32), tensor.dtype.label)
-        values = bits if tensor.dtype.label == "bf16" else bits.view(np.float16)
-    arena[tensor] = values
-
-
-def start(arena):
-    """Write the same weights on every rank, and their half copies unless masters have unmapped."""
-    rng = np.random.default_rng(1)
-    for tensor in arena.plan.weights():
-        values = rng.standard_normal(tensor.shape).astype(np.float32)
-        write_kept(arena, tensor, values)
-        if f"{tensor.name}#A16" in arena.plan.tensors and not arena.unmapped:
-            put(arena, f"{tensor.name}#A16", values)
-
-
-def gradients(arena, step, rank, halves, bad=None):
-    """Write what a rank's backward pass would: whole numbers, so that any order adds the same."""
-    rng = np.random.default_rng(1000 * step + rank)
-    for tensor in arena.plan.weights():
-        name = f"{tensor.name}#G"
-        if halves and f"{name}16" in arena.plan.tensors:
-            name = f"{name}16"
-        values = rng.integers(-8, 9, tensor.shape).astype(np.float32)
-        if bad == rank and values.size and "conv2" in name:
-            values.flat[-1] = np.nan
-        put(arena, name, values)
 
 
 def collectives(world, ranks, arena):
@@ -116,7 +90,7 @@ def bn_stats(world, ranks, arena):
     for region in (Region.B_PREV_MEAN, Region.B_NEXT_VAR):
         plan.alloc(region, (5,), f"{region.name}.5")
     plan.parameter("w", "fc_weight", (3,))
-    other = Arena(plan.finalize(), device=DEVICE)
+    other = Arena(plan.finalize(), device=common.DEVICE)
     together = Ranks(other, world)
     other["B_PREV_MEAN.5"] = float(world.rank)
     other["B_NEXT_VAR.5"] = float(2 * world.rank)
@@ -139,35 +113,6 @@ def bf16(world, ranks, arena):
     want = world.size * (np.arange(span.size // 2) % 32) + sum(range(world.size))
     np.testing.assert_allclose(found, want, rtol=tolerance.BF16)
     together.close()
-
-
-def arena_values(arena, values):
-    """Return host values as the arena's library takes them."""
-    if not arena.on_gpu:
-        return values
-    import cupy
-
-    return cupy.asarray(values)
-
-
-SERIES = "WMVE"
-"""What a step moves, beside half copies."""
-
-
-def state(arena):
-    """Return the bits of every series that a step moves."""
-    out = {}
-    for series in SERIES:
-        span = arena.plan.series_range(series)
-        if span.size:
-            out[series] = arena.read(span)
-    if arena.plan.config.half:
-        out["A"] = arena.read(arena.plan.series_range("A", half=True))
-    out["step"] = np.array([arena.scalars.step, arena.scalars.loss_scale])
-    return out
-
-
-OPTIONS = {"lr": 0.02, "weight_decay": 0.1}
 
 
 def joined(world, ranks, arena):
@@ -199,73 +144,6 @@ def joined(world, ranks, arena):
         together.close()
 
 
-SHARDED = (
-    ("adamw", "fp16", {"ema_decay": 0.9}, {"ema": True}),
-    ("adamw", None, {"clip_norm": 3.0}, {}),
-    ("momentum", "bf16", {}, {}),
-)
-
-
-def kept_and_lost(pair, step):
-    """The own interval of every series is the replicated step's; the unmapped are refused."""
-    whole, part = pair
-    for series in SERIES:
-        span = step.shard.mine(series)
-        if span.size:
-            np.testing.assert_array_equal(part.read(span), whole.read(span), err_msg=series)
-    for span in (whole.plan.series_range("A", half=True), whole.plan.series_range("W", "bias")):
-        np.testing.assert_array_equal(part.read(span), whole.read(span))
-    refused = [lambda: part["conv1.weight"], lambda: part["fc.weight"], step.collect]
-    faults = 0
-    for call in refused:
-        try:
-            call()
-        except PlanError as error:
-            assert "reach into a hole of this arena" in str(error), error
-            faults += 1
-    assert faults >= 2, "nobody refused a hole"
-
-
-def sharded(world, ranks, arena):
-    """Sharded equals replicated to the bit, a skipped step in the middle."""
-    for optimizer, half, extra, options in SHARDED:
-        if DEVICE == "cpu" and (half == "bf16" or (world.size > 2 and half is None)):
-            continue  # each process compiles its own loops; two GPUs run all
-        plan = small_plan(optimizer, half=half, **options)
-        shard = Shard(plan, world.rank, world.size)
-        unmapped = shard.unmapped(masters=True) if half == "fp16" else []
-        pair = [Arena(plan, device=DEVICE), Arena(plan, device=DEVICE, unmapped=unmapped)]
-        for one in pair:
-            start(one)
-        made = [Ranks(one, world) for one in pair]
-        more = {**OPTIONS, **extra, "check": True}
-        steps = [ReplicatedStep(made[0], **more), ShardedStep(made[1], **more)]
-        steps[1].gather_weights()
-        for k in range(4):
-            for one, step in zip(pair, steps, strict=True):
-                gradients(one, k, world.rank, half is not None, 1 if k == 2 else None)
-                step()
-        assert pair[0].scalars.step == pair[1].scalars.step == 3
-        if unmapped:
-            kept_and_lost(pair, steps[1])
-        else:
-            steps[1].collect()
-            one, two = map(state, pair)
-            for name, bits in one.items():
-                np.testing.assert_array_equal(two[name], bits, err_msg=f"{optimizer} {half} {name}")
-        assert not pair[1].read(plan.series_range("G")).any()
-        for r in made:
-            r.close()
-    lars = Ranks(arena_of("lars"), world)
-    try:
-        ShardedStep(lars, **OPTIONS)
-    except PlanError as error:
-        assert "got lars, expected an optimizer without norms by tensor" in str(error)
-    else:
-        raise AssertionError("LARS was sharded")
-    lars.close()
-
-
 def s13(world, ranks, arena):
     """S13: a NaN on one rank skips the step on all, whichever rank it is."""
     one = arena_of(half="fp16")
@@ -293,7 +171,7 @@ def s33(world, ranks, arena):
     for name in order:
         plan.parameter(name, "fc_weight", (6,))
     try:
-        Ranks(Arena(plan.finalize(), device=DEVICE), world)
+        Ranks(Arena(plan.finalize(), device=common.DEVICE), world)
     except PlanError as error:
         assert "rank 0 differs from that of rank 1: tensor a" in str(error), error
     else:
@@ -352,9 +230,9 @@ def digits(world, ranks, arena):
     except ImportError:
         print("skipped digits: scikit-learn is not installed")
         return
-    alone = train(World(RankInfo()), DEVICE, 80, False)
+    alone = train(World(RankInfo()), common.DEVICE, 80, False)
     for sharded in (False, True):
-        found = train(world, DEVICE, 80, sharded)
+        found = train(world, common.DEVICE, 80, sharded)
         loss = sum(world.exchange(found["loss"])) / world.size
         # Float32 sums in another order; 1.4e-7 was seen behind 150 steps of two ranks.
         assert abs(loss - alone["loss"]) < 1e-4 * alone["loss"], (loss, alone)
@@ -385,47 +263,14 @@ def graph(world, ranks, arena):
         r.close()
 
 
-def forever(world, ranks, arena):
-    """Step until somebody kills a rank; say when the steps begin."""
-    if DEVICE == "cpu":  # what waits on the CPU is the collective; it needs no compiler
-        step = ranks.all_reduce_sum(arena.plan.bucket1)
-    else:
-        step = ReplicatedStep(ranks, **OPTIONS)
-    step()
-    print("stepping", flush=True)
-    while True:
-        step()
-
-
-def poison(world, ranks, arena):
-    """Rank 1 dies with its collective missing: the update queued behind it moves nothing."""
-    import os
-
-    import cupy
-
-    start(arena)
-    step = ReplicatedStep(ranks, **OPTIONS)
-    gradients(arena, 0, world.rank, arena.plan.config.half is not None)
-    step()
-    cupy.cuda.Device().synchronize()
-    before = state(arena)
-    if world.rank == 1:
-        time.sleep(1.0)
-        os._exit(9)
-    gradients(arena, 1, world.rank, arena.plan.config.half is not None)
-    step()
-    cupy.cuda.Device().synchronize()  # returns when the abort has ended the collective
-    for name, bits in state(arena).items():
-        np.testing.assert_array_equal(bits, before[name], err_msg=name)
-    assert arena.scalars.poisoned == 1
-    print("nothing moved", flush=True)
-    world.check()
+def scenario(name):
+    """Return the scenario of a name."""
+    return next(vars(m)[name] for m in (sys.modules[__name__], *SCENARIOS) if name in vars(m))
 
 
 def main() -> int:
     """Run the scenarios named on the command line; print a line for each."""
-    global DEVICE
-    DEVICE = "cpu" if sys.argv[1] == "cpu" else rank_info().take_device()
+    common.DEVICE = "cpu" if sys.argv[1] == "cpu" else rank_info().take_device()
     failed = 0
     with World(timeout=60.0) as world:
         print(f"met after {time.perf_counter() - STARTED:.1f} s", flush=True)
@@ -434,7 +279,7 @@ def main() -> int:
         for name in sys.argv[2:]:
             began = time.perf_counter()
             try:
-                globals()[name](world, ranks, arena)
+                scenario(name)(world, ranks, arena)
                 print(f"passed {name} {time.perf_counter() - began:.1f} s", flush=True)
             except AssertionError:
                 failed = 1

@@ -15,7 +15,8 @@ TEXT = (Path(__file__).parent.parent / "README.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
-def test_the_examples_run(capsys):
+def test_the_examples_run(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # they write a file
     names: dict[str, object] = {}
     for block in BLOCKS:
         if "import torch" not in block:

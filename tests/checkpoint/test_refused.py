@@ -258,7 +258,8 @@ def test_another_format_or_version_is_refused(wrong, good, target, tmp_path):
 def test_a_refused_file_leaves_a_driver_going(good, tmp_path):
     arena = filled(ema=True)
     step = OptimizerStep(arena, lr=0.1, ema_warmup=True)
-    other = rewritten(good, tmp_path / "other.safetensors", facts=setter("options")({"ema_warmup": False}))
+    options = setter("options")({"ema_warmup": False})
+    other = rewritten(good, tmp_path / "other.safetensors", facts=options)
     refused(arena, other, "ema_warmup", strict=[True])
     step()
     assert arena.scalars.step == 1

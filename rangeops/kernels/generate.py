@@ -25,7 +25,14 @@ from rangeops.kernels.gpu_text import gpu_text
 from rangeops.kernels.reference import reference_of
 from rangeops.kernels.source import function_of
 from rangeops.kernels.spec import Kernel, Operand, Stage, arguments_of
-from rangeops.kernels.stages import Elementwise, constants, integers, rules_of, scope
+from rangeops.kernels.stages import (
+    Elementwise,
+    check_names,
+    constants,
+    integers,
+    rules_of,
+    scope,
+)
 
 
 def elementwise(
@@ -54,10 +61,11 @@ def elementwise(
         per_thread: 4, or 8 where the rate is then better (measured; see the op).
 
     Raises:
-        ValueError: an argument of a rule that is nothing known.
+        ValueError: an argument of a rule that is nothing known, or a scalar's name that is taken.
 
     """
     d = Elementwise(name, operands, stages, gated, scaled, clears, scalars, per_thread)
+    check_names(d)
     own = tuple((f"scalar.{scalar}", "f4") for scalar in scalars)
 
     rules = rules_of(name, stages)

@@ -99,6 +99,30 @@ def place(name: str, scalars: tuple[str, ...] = ()) -> str:
     )
 
 
+TEXT_NAMES = frozenset((
+    "i", "j", "k", "n", "c", "s", "z", "c0", "c1", "c2", "c3", "left", "raw", "zero", "tensor",
+    "word", "row", "grad", "first", "count", "start", "stop", "scaled", "segments", "live", "shift",
+    "half_start",
+))  # fmt: skip
+"""What generated texts name for themselves."""
+
+
+def check_names(d: Elementwise) -> None:
+    """Refuse a scalar of the op's own whose name its text gives to something else.
+
+    Raises:
+        ValueError: such a name; the rule would be given another value without a word.
+
+    """
+    lanes = {f"{operand.name}{lane}" for operand in d.operands for lane in ("", *range(8))}
+    taken = [name for name in d.scalars if name in TEXT_NAMES | lanes]
+    if taken:
+        raise ValueError(
+            f"{d.name}: a scalar is named {taken[0]}, expected a name that generated texts do not "
+            "use; give it another one, and the rule's argument with it"
+        )
+
+
 def parameters(d: Elementwise) -> list[str]:
     """Return the names of a kernel's arguments as its text has them."""
     own = [f"{name}_scalar" for name in d.scalars]

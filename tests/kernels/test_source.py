@@ -14,6 +14,7 @@ import pytest
 from rangeops import ops
 from rangeops.kernels.generate import Stage, elementwise
 from rangeops.kernels.spec import updated
+from rangeops.kernels.stages import TEXT_NAMES
 from tests.kernels.variants import kernels
 from tests.ops.plain import CPU, GPU, Threads
 
@@ -112,6 +113,39 @@ def test_a_rule_without_a_name_is_refused_by_name():
     stage = Stage(("x",), lambda x: x, np.copy)
     with pytest.raises(ValueError, match="nameless: a rule is named <lambda>, .* with def"):
         plain_function(elementwise("nameless", (updated("x", "f4"),), (stage,)), "gpu", {})
+
+
+@pytest.mark.parametrize("name", ["word", "tensor", "zero", "left", "grad", "x1"])
+def test_a_scalar_named_as_the_text_names_something_is_refused(name):
+    """The rule would be given the live word, or a lane, in place of the scalar."""
+    space = {}
+    exec(f"def shifted(x, {name}):\n    return x", space)
+    stage = Stage(("x",), space["shifted"], np.copy)
+    with pytest.raises(ValueError, match=f"named: a scalar is named {name}, expected"):
+        elementwise("named", (updated("x", "f4"),), (stage,), gated=True, scalars=(name,))
+
+
+def assigned(tree):
+    """Return the names that a text gives values, but for constants."""
+    names = {
+        n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    return {name for name in names if not name.isupper()}
+
+
+@pytest.mark.parametrize("form", ["gpu", "cpu"])
+def test_every_name_that_a_text_assigns_is_kept_from_scalars(folder, form):
+    """But for those of its operands, temporaries and coefficients, and their lanes."""
+    for op, flags in kernels():
+        kernel = op.kernel
+        if not (kernel.operands and kernel.stages) or kernel.count != "n":
+            continue
+        own = {operand.name for operand in kernel.operands}
+        for stage in kernel.stages:
+            own |= {*stage.arguments, *stage.targets, stage.when}
+        tree = ast.parse(text_of(plain_function(kernel, form, flags)))
+        others = {name for name in assigned(tree) - own if name.rstrip("01234567") not in own}
+        assert others - {f"{name}_" for name in own} - {f"{name}_new" for name in own} <= TEXT_NAMES
 
 
 def test_a_switch_without_swap_does_not_load_what_it_writes(folder):

@@ -37,6 +37,8 @@ def optimizer_for(op: RangeOp) -> str:
     """Return the optimizer of a plan that has what an op needs: its own, or LAMB for norms."""
     if op.settings is not None:
         return op.name
+    if op.name == "lamb_moments":
+        return "lamb"
     return "lamb" if "norms" in dict(op.kernel.arguments) else "adamw"
 
 

@@ -125,6 +125,7 @@ class Arena(ArenaMemory):
         self.nbytes, self.ptr = int(memory.nbytes), backend.address(memory)
         self.plan, self.unmapped, self.holes = None, (), ()
         self.element = element
+        self._stream = None
         self._scalars: Scalars | None = None
         self.owner = Ownership()
         self._kept: dict[Hashable, Any] = {}

@@ -6,6 +6,8 @@ scalars never goes stale.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -27,6 +29,7 @@ class ArenaMemory:
     unmapped: tuple[Range, ...]
     holes: tuple[Range, ...]
     _memory: Any
+    _stream: int | None
     _scalars: Scalars | None
 
     @property
@@ -120,8 +123,19 @@ class ArenaMemory:
         check_inside(f"arena: {what}", self.nbytes, span, dtype)
         check_mapped(self.unmapped, what, span)
 
+    @contextmanager
+    def on(self, stream: int) -> Iterator[None]:
+        """Copy in order of a raw stream inside a ``with``, whatever the framework's current one."""
+        before, self._stream = self._stream, stream
+        try:
+            yield
+        finally:
+            self._stream = before
+
     def current_stream(self) -> int:
         """Return the raw handle of the stream that the caller's framework works on."""
+        if self._stream is not None:
+            return self._stream
         return self.backend.stream_reader(self.framework)()
 
     def capturing(self) -> bool:

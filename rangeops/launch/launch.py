@@ -16,7 +16,6 @@ from typing import Any
 from rangeops.arena import scalars
 from rangeops.arena.arena import Arena
 from rangeops.device import find
-from rangeops.device.base import Device
 from rangeops.device.streams import PER_THREAD, handle_of
 from rangeops.kernels.spec import OpSpec
 from rangeops.launch import coefficients, launchers
@@ -169,24 +168,14 @@ class _Kept:
     def _set(self, values: dict[str, Any], handle: int) -> None:
         """Set hyper-parameters behind the launch before on this stream, ahead of the next one."""
         state = self.launch.state
-        backend, current = state.backend, state.current_stream()
-        if backend.capturing(handle) or backend.capturing(current):
+        if state.backend.capturing(handle):
             raise RuntimeError(
                 f"{self.launch.binding.op.name}: got other hyper-parameters while the stream is "
                 "capturing, expected those of the call before; a graph reads them at replay, set "
                 "them outside with launch.set(...)"
             )
-        _follow(backend, current, handle)
-        self.launch.set(**values)
-        _follow(backend, handle, current)
-
-
-def _follow(backend: Device, stream: int, other: int) -> None:
-    """Make what ``stream`` is given from now on wait for what ``other`` has been given."""
-    if stream != other:
-        event = backend.event()
-        event.record(other)
-        event.hold(stream)
+        with state.on(handle):
+            self.launch.set(**values)
 
 
 def bind(

@@ -14,6 +14,7 @@ checks, norms, clips, ratios or reports.  Its average moves on, to converge to w
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -211,6 +212,8 @@ class Groups:
         """Write the steps of some tensors, by name, in order of the current stream."""
         table = self._arena.download(STEPS)
         for name, step in steps.items():
+            if not 0 <= operator.index(step) < 2**31:
+                raise ValueError(f"groups: step of {name} got {step}, expected 0 .. 2**31-1")
             table[self._row(name)] = step
         self._arena.write(self._arena.tensor(STEPS).offset, table)
 

@@ -66,6 +66,8 @@ def elementwise(
     """
     d = Elementwise(name, operands, stages, gated, scaled, clears, scalars, per_thread)
     check_names(d)
+    if gated and per_thread != 4:
+        raise ValueError(f"{name}: per_thread got {per_thread} for a gated op, expected 4")
     own = tuple((f"scalar.{scalar}", "f4") for scalar in scalars)
 
     rules = rules_of(name, stages)

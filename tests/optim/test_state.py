@@ -123,6 +123,14 @@ def test_s38_a_tensors_first_momentum_step_takes_the_gradient(device):
     close(value(arena, "late"), -0.05)
 
 
+@pytest.mark.parametrize("step", [-1, 2**31])
+def test_a_step_that_no_tensor_can_have_is_refused(step):
+    arena = arena_of("adamw", "w")
+    with pytest.raises(ValueError, match="step of w got .*, expected 0 .. 2"):
+        arena.groups.set_steps({"w": step})
+    assert arena.groups.steps() == {"w": 0}
+
+
 def test_every_count_of_steps_stops(device):
     arena = arena_of("adamw", "w", device=device)
     step = OptimizerStep(arena, lr=0.1, clear_grad=False)

@@ -54,7 +54,8 @@ def test_a_terminal_of_plain_ascii_gets_a_drawing_too():
 def test_ctrl_c_shows_the_rows_that_were_measured():
     pytest.importorskip("tqdm", reason="tqdm is not installed")
     script = (
-        "import sys, time; from bench import __main__ as m; from bench.topic import Topic\n"
+        "import signal, sys, time; from bench import __main__ as m; from bench.topic import Topic\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's & ignores it
         "def rows(quick):\n"
         "    yield {'topic': 'step-cpu', 'case': 'one', 'subject': 'ours', 'ms': 1.5}\n"
         "    print('measured', file=sys.stderr, flush=True); time.sleep(60)\n"

@@ -61,8 +61,6 @@ class Arena(ArenaMemory):
     """
 
     plan: MemoryPlan | None
-    unmapped: tuple[Range, ...]
-    holes: tuple[Range, ...]
 
     def __init__(
         self,

@@ -249,7 +249,6 @@ class Scalars(ScalarFields):
                 if name in mine & alone:
                     place = self._places[name][1]
                     self._upload(dtype, place, mirror[place : place + 1])
-
         if "step" in full and self._steps is not None:
             count = self._steps.size // 4
             self._memory.write(self._steps.base_offset, np.full(count, full["step"], np.int32))

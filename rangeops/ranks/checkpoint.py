@@ -14,7 +14,7 @@ from typing import Any
 
 from plan import Range
 from rangeops.arena.arena import Arena
-from rangeops.checkpoint.archive import write_text
+from rangeops.checkpoint.archive import INDEX, write_text
 from rangeops.checkpoint.saving import save, save_part
 from rangeops.ranks.world import World
 
@@ -44,8 +44,8 @@ def save_parts(
 
     """
     index = Path(file)
-    if index.suffix != ".json":
-        raise ValueError(f"save: index got {index.name}, expected a name that ends in .json")
+    if index.suffix != INDEX:
+        raise ValueError(f"save: index got {index.name}, expected a name that ends in {INDEX}")
     run = world.exchange(os.urandom(4).hex())[0]  # files of an old index stay until it is replaced
     names = [f"{index.stem}.{run}.{rank}-of-{world.size}.safetensors" for rank in range(world.size)]
     mine = index.with_name(names[world.rank])

@@ -64,8 +64,9 @@ class ShardedStep(RanksStep):
     average, and with halves its FP32 master, are up to date at its owner only: ``collect()`` before
     a checkpoint, an evaluation with averaged weights, or a change of the number of ranks.
 
-    What others own needs no memory: see ``Shard.unmapped``; then save each rank's own intervals
-    (``shard.mine("M")``) instead of collecting, and ``gather_weights()`` once they are loaded.
+    What others own needs no memory: see ``Shard.unmapped``; then save with ``sharded=True``,
+    each rank its own intervals, instead of collecting, and ``gather_weights()`` once they are
+    loaded.
 
     Args:
         ranks: the collectives of this rank's arena.

@@ -26,12 +26,6 @@ from tests.checkpoint.filled import (
 )
 
 
-@pytest.fixture
-def target():
-    """Return an arena with values of its own, none of which a refused file may change."""
-    return filled(seed=2, ema=True)
-
-
 def halves(folder, name="run.json"):
     """Write an arena in two files, cut in the midst of fc.weight's row, and their index."""
     arena = filled(ema=True)

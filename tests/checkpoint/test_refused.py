@@ -33,12 +33,6 @@ def good(tmp_path_factory):
     return file
 
 
-@pytest.fixture
-def target():
-    """Return an arena with values of its own, none of which a refused file may change."""
-    return filled(seed=2, ema=True)
-
-
 # Bytes
 
 
